@@ -8,9 +8,9 @@
     x[tokens | groups? channels] cos[_ | half]   a kernel: rows of two axes or one, and what it calls their sizes
 
 The same name is the same axis everywhere in a rule. `!`: the op needs the whole axis and cannot work on a part. `g*h`:
-an axis of g runs of h. `e:o`: an axis of e runs, each with the axis o. `*` alone: any leading axes, equal in arguments
-and result. `|`: the axis in front of it counts rows, whose number depends on the step. `?`: the axis is optional. `c*`:
-all remaining axes together. `_`: an axis without a constraint.
+an axis of g runs of h; `g*s*i`: one of g runs of s runs of i. `e:o`: an axis of e runs, each with the axis o. `*`
+alone: any leading axes, equal in arguments and result. `|`: the axis in front of it counts rows, whose number depends
+on the step. `?`: the axis is optional. `c*`: all remaining axes together. `_`: an axis without a constraint.
 """
 
 import re
@@ -22,17 +22,23 @@ _TENSOR = re.compile(r"(\w*)\[([^\]]*)\]")
 
 @dataclass(frozen=True)
 class Axis:
-    """letter: the name of the axis, or of the runs that it is made of. run: whether it is `g*h`. repeats: whether it is
-    `e:o`, whose letter is o. whole, squares, optional, rest, rows: `!`, `~`, `?`, `c*`, `|`."""
+    """letter: the name of the axis, or of the runs that it is made of. inner: what the runs are made of, from the outer
+    to the inner one: `h` of `g*h`. repeats: whether it is `e:o`, whose letter is o. whole, squares, optional, rest,
+    rows: `!`, `~`, `?`, `c*`, `|`."""
 
     letter: str
-    run: bool = False
+    inner: tuple[str, ...] = ()
     repeats: bool = False
     whole: bool = False
     squares: bool = False
     optional: bool = False
     rest: bool = False
     rows: bool = False
+
+    @property
+    def levels(self) -> tuple[str, ...]:
+        """The letters of the axis from the outer to the inner one."""
+        return (self.letter, *self.inner)
 
 
 @dataclass(frozen=True)
@@ -81,7 +87,7 @@ def _axes(text: str) -> tuple[Axis, ...]:
     return tuple(
         Axis(
             word.rstrip("!~?").partition("*")[0].rpartition(":")[2],
-            run="*" in word and not word.endswith("*"),
+            inner=tuple(word.rstrip("!~?*").split("*")[1:]),
             repeats=":" in word,
             whole=word.endswith("!"),
             squares=word.endswith("~"),

@@ -86,9 +86,10 @@ class OpRecord:
     its weight that a call reads; None for all of it. flops: of one call, an expression in the symbols of a step. check:
     returns the problem with a call's shapes, or None. part: the part of a product that the op computes. takes: for a
     product or lookup, the kind of part that each argument may be. axes: the rule that names axes (graph/axes.py); None
-    if each rank needs all of them. across: for a collective, computes the results of all ranks from their first
-    arguments; the other arguments are equal on all ranks. linear_in: the argument in which the op is linear. fallback:
-    the contract that a build may waive, which makes the op legal in later stages.
+    if each rank needs all of them. least_part: of a call whose last axis ranks may split, the number of consecutive
+    elements that stay together; None for 1. across: for a collective, computes the results of all ranks from their
+    first arguments; the other arguments are equal on all ranks. linear_in: the argument in which the op is linear.
+    fallback: the contract that a build may waive, which makes the op legal in later stages.
     """
 
     name: str
@@ -103,6 +104,7 @@ class OpRecord:
     part: Part | None
     takes: Mapping[str, Part]
     axes: AxisRule | None
+    least_part: Callable[[OpCall], int] | None
     across: Callable[..., Any] | None
     linear_in: str | None
     fallback: str | None

@@ -27,7 +27,7 @@ import math
 import torch
 from torch import Tensor
 
-from llmc.formats.code_format import CODE_FORMATS, CODE_PARTS
+from llmc.formats.code_format import CODE_FORMATS, CODE_PARTS, RUN_UNIT
 from llmc.graph.code_numbers import code_dtype, in_steps, per_column, weight_values
 from llmc.graph.op_record import Part
 from llmc.ops.registry import FROM_CAPTURED, IN_NO_GRAPH, op, per_element
@@ -40,7 +40,9 @@ from llmc.ops.registry import FROM_CAPTURED, IN_NO_GRAPH, op, per_element
     flops=per_element(0),
     rows=CODE_PARTS,
     part=Part.STORAGE,
-    axes="codes[o g*i] scales[o g] zeros[o g] scale_steps[o g*j] minima[o g] minimum_steps[o g*j] -> [o g*i]",
+    axes="codes[o g*s*i] scales[o g] zeros[o g] scale_steps[o g*s] minima[o g] minimum_steps[o g*s] -> [o g*s*i]",
+    # What kernels read at a time, a whole number of groups: padding on a rank then has scales of zero.
+    least_part=lambda call: RUN_UNIT if CODE_FORMATS[call.arguments["format"]].is_blocked else 1,
 )
 def dequantize(
     codes: Tensor,

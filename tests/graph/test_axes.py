@@ -9,9 +9,10 @@ from llmc.graph.axes import Axis, axis_rule, fits, ranks_of, tensor_axes
 
 def test_a_record_says_which_axes_belong_together() -> None:
     rule = axis_rule("q[t g*h d!] w[e:o i] x[* c~] -> [* g*h d!]")
-    assert rule.arguments["q"] == (Axis("d", whole=True), Axis("g", run=True), Axis("t"))
+    assert rule.arguments["q"] == (Axis("d", whole=True), Axis("g", inner=("h",)), Axis("t"))
     assert rule.arguments["w"] == (Axis("i"), Axis("o", repeats=True))
     assert rule.arguments["x"] == (Axis("c", squares=True),)
+    assert axis_rule("x[g*s*i] -> [g*s*i]").result[0].levels == ("g", "s", "i")
     assert rule.leading == ("x",) and rule.is_summed("i") and not rule.is_summed("d")
 
 
@@ -21,7 +22,7 @@ def test_a_kernel_says_what_it_calls_sizes() -> None:
     rows, groups, channels = axes["x"]
     assert (rows.letter, rows.rows) == ("tokens", True)
     assert (groups.letter, groups.optional, groups.rows) == ("groups", True, False)
-    assert (channels.letter, channels.rest, channels.run) == ("channels", True, False)
+    assert (channels.letter, channels.rest, channels.inner) == ("channels", True, ())
     assert axes["ids"] == (Axis("rows", rows=True),) and axes["order"] == (Axis("channels"),)
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, fx
 from llmc.graph.axes import Axis, AxisRule
 from llmc.graph.call_arguments import call_arguments
 from llmc.graph.model_graph import ModelGraph
-from llmc.graph.op_record import record_of
+from llmc.graph.op_record import OpRecord, op_call, record_of
 from llmc.graph.pointwise import POINTWISE
 from llmc.passes.parallel.equal_pieces import pieces
 from llmc.passes.shapes import is_one
@@ -45,15 +45,16 @@ class Scale:
 class AxesClass:
     """Axes that are split together. size: elements of the longest axis, or the least common multiple if it is not a
     multiple of another's. shared: numbers of elements with one shared unit that several ranks may hold, such as a KV
-    head of many query heads, or the scale of a group."""
+    head of many query heads, or the scale of a group. whole: numbers of elements that no split parts."""
 
     size: int
     members: dict[NodeAxis, Scale] = field(default_factory=dict)
     shared: set[int] = field(default_factory=set)
+    whole: set[int] = field(default_factory=set)
 
     def granule(self) -> int:
         """The least number of elements that may be parted from others."""
-        return math.lcm(*(s.per for s in self.members.values() if s.per not in self.shared), 1)
+        return math.lcm(*(s.per for s in self.members.values() if s.per not in self.shared), *self.whole, 1)
 
 
 class Placements:
@@ -87,6 +88,7 @@ class Placements:
         record = record_of(node)
         if record is not None and record.axes is not None:
             self._relate_by_rule(node, record.axes)
+            self._keep_together(node, record)
         elif node.target in POINTWISE or (record is not None and record.across is not None):
             self._relate_elements(node)
         elif node.target in _RESHAPES:
@@ -110,8 +112,8 @@ class Placements:
             self._join(found.of, (node, found.of[1]), inner, runs)
 
     def _relate_by_rule(self, node: fx.Node, rule: AxisRule) -> None:
-        first: dict[str, NodeAxis] = {}
-        runs: dict[str, NodeAxis] = {}
+        # By letters from the outer to the inner one; axes of one element are in no class, and left out.
+        known: dict[tuple[str, ...], NodeAxis] = {}
         repeats: list[tuple[str, NodeAxis]] = []
         for axis, place in rule_axes(node):
             if axis.whole or place not in self._of:
@@ -119,19 +121,26 @@ class Placements:
             if axis.repeats:
                 repeats.append((axis.letter, place))
                 continue
-            known = runs if axis.run else first
-            if axis.letter in known:
-                self._join(known[axis.letter], place)
+            if axis.levels in known:
+                self._join(known[axis.levels], place)
             else:
-                known[axis.letter] = place
+                known[axis.levels] = place
         for name in rule.leading:
             self._join_leading(node, call_arguments(node)[name], len(rule.arguments[name]), len(rule.result))
-        for letter, place in runs.items():
-            if letter in first:
-                self._join_runs(place, first[letter])
+        for levels, place in known.items():
+            outer = next((known[o] for n in range(len(levels) - 1, 0, -1) if (o := levels[:n]) in known), None)
+            if outer is not None:
+                self._join_runs(place, outer)
         for letter, place in repeats:
-            if letter in first:
-                self._join(place, first[letter], runs=_size(place) // _size(first[letter]))
+            if (one := known.get((letter,))) is not None:
+                self._join(place, one, runs=_size(place) // _size(one))
+
+    def _keep_together(self, node: fx.Node, record: OpRecord) -> None:
+        place = (node, _rank(node) - 1)
+        if record.least_part is not None and place in self._of:
+            scale, own = self.scale(*place), self._of[place]
+            least = record.least_part(op_call(node))
+            own.whole.add(scale.per * least // math.gcd(scale.unit, least))
 
     def _join_leading(self, node: fx.Node, operand: Any, named: int, named_here: int) -> None:
         for axis in range(min(_rank(operand) - named, _rank(node) - named_here)):
@@ -203,11 +212,13 @@ class Placements:
         each.size *= factor
         each.members = {place: replace(s, per=s.per * factor) for place, s in each.members.items()}
         each.shared = {per * factor for per in each.shared}
+        each.whole = {per * factor for per in each.whole}
 
     def _absorb(self, first: AxesClass, second: AxesClass, factor: int) -> None:
         self._rescale(second, factor)
         first.members |= second.members
         first.shared |= second.shared
+        first.whole |= second.whole
         for place in second.members:
             self._of[place] = first
 
@@ -222,7 +233,7 @@ def _part(axes: AxesClass, count: int) -> bool:
 
 
 def _pers(axes: AxesClass) -> set[int]:
-    return axes.shared | {scale.per for scale in axes.members.values()}
+    return {*axes.shared, *axes.whole, *(scale.per for scale in axes.members.values())}
 
 
 def _size(place: NodeAxis) -> int:
