@@ -41,13 +41,17 @@ def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
     """Plan the pools of all products, declare them as inputs, then change one product after the other."""
     if not graph.adaptable or graph.adapters is not None:
         return
-    planned = [(node, found) for node in graph.graph.nodes if (found := _planned(graph, node, options, log))]
+    planned: list[tuple[fx.Node, AdaptedProduct]] = []
+    refusals: list[Refusal] = []
+    for node in graph.graph.nodes:
+        found = _planned(graph, node, options)
+        if isinstance(found, Refusal):
+            log.refuse(found)
+            refusals.append(found)
+        elif found is not None:
+            planned.append((node, found))
     if not planned:
-        raise PassError(
-            "adapters can change none of the model's products",
-            at=f"lora_targets={','.join(options.lora_targets)}",
-            fix=f"its layers are called {', '.join(sorted({a.name.rpartition('.')[2] for a in graph.adaptable}))}",
-        )
+        raise _nothing_to_change(graph, options, refusals)
     log.step("declare the pools of adapters", *graph.inputs()[:1])
     products = tuple(found for _, found in planned)
     graph.adapters = AdapterPools(options.max_loras, options.max_lora_rank, products)
@@ -68,20 +72,29 @@ insert_adapters = GraphPass(
 )
 
 
-def _planned(graph: ModelGraph, node: fx.Node, options: BuildOptions, log: RewriteLog) -> AdaptedProduct | None:
+def _nothing_to_change(graph: ModelGraph, options: BuildOptions, refusals: Sequence[Refusal]) -> PassError:
+    """The error for a model without products for adapters: names that no layer has, or what stands against each."""
+    layers = sorted({each.name.rpartition(".")[2] for each in graph.adaptable})
+    problem = "adapters can change none of the model's products"
+    if refusals:
+        problem += f": {refusals[0].reason}"
+    at = f"lora_targets={','.join(options.lora_targets)}" if options.lora_targets else "enable_lora"
+    fix = f"its layers are called {', '.join(layers)}" if options.lora_targets else "build without enable_lora"
+    return PassError(problem, at=at, fix=fix)
+
+
+def _planned(graph: ModelGraph, node: fx.Node, options: BuildOptions) -> AdaptedProduct | Refusal | None:
     if not takes_adapters(node):
         return None
     weight = call_arguments(node)["weight"]
     stored = next(iter(stored_rows(weight).values())) if part_of(weight) is Part.STORAGE else weight
     if stored.name not in graph.weights:
-        log.refuse(Refusal(f"{weight.name} is computed in the step, not a weight", node))
-        return None
+        return Refusal(f"{weight.name} is computed in the step, not a weight", node)
     known = {each.name: each for each in graph.adaptable}
     modules = modules_of_rows(graph.weights[stored.name], known)
     problem = modules if isinstance(modules, str) else _problem(node, modules)
     if problem is not None or isinstance(modules, str):
-        log.refuse(Refusal(f"{problem}", node))
-        return None
+        return Refusal(f"{problem}", node)
     if options.lora_targets and not any(_is_target(module, options) for module in modules):
         return None
     source = _source(node).meta["val"]
@@ -151,7 +164,8 @@ def modules_of_rows(recipe: Recipe, known: Mapping[str, Adaptable]) -> tuple[Ada
 
 
 def _of_one(recipe: Recipe, known: Mapping[str, Adaptable]) -> tuple[AdaptedModule, ...] | str:
-    names = dict.fromkeys(tail(name.removesuffix(".weight")) for name in stored_names(recipe))
+    # A checkpoint's codes are called NAME::codes.
+    names = dict.fromkeys(tail(name.partition("::")[0].removesuffix(".weight")) for name in stored_names(recipe))
     if len(names) != 1:
         return f"its weight is made of {len(names)} of the checkpoint's tensors, in a way that is not known"
     (name,) = names
