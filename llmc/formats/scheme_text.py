@@ -27,11 +27,19 @@ def parse_scheme(text: str) -> Scheme | None:
         raise OptionError(
             f"unknown quantization scheme {name!r}",
             at=f"quantize={text}",
-            fix=f"{did_you_mean(name, SCHEMES)}known: {', '.join(SCHEMES)}, auto:BITS and none",
+            fix=f"{did_you_mean(name.lower(), SCHEMES)}known: {', '.join(SCHEMES)}, auto:BITS and none",
         )
     scheme = replace(scheme, name=text)
+    given: dict[str, str] = {}
     for word in words:
         scheme = _with_option(scheme, name, word)
+        before = given.setdefault(_kind(word), word)
+        if before is not word:
+            raise OptionError(
+                f"{before} and {word} are two options for the same thing",
+                at=f"quantize={text}",
+                fix=f"leave out {before}, or {word}",
+            )
     if scheme.is_static and scheme.token_group is not None:
         raise OptionError(
             "a static scale is shared by all channels of all tokens",
@@ -68,8 +76,19 @@ def _with_option(scheme: Scheme, name: str, word: str) -> Scheme:
     raise OptionError(
         f"{name} has no option {word!r}",
         at=f"quantize={scheme.name}",
-        fix=f"options of {name}: {', '.join(_options(scheme))}",
+        fix=f"options of {name}: {', '.join(options)}" if (options := _options(scheme)) else f"{name} takes no options",
     )
+
+
+def _kind(word: str) -> str:
+    """What an option of a scheme sets; two options that set the same thing contradict each other."""
+    key = word.partition("=")[0]
+    if key in SHARING:
+        return "what shares a scale"
+    if names_run(key):
+        return "columns that share a float"
+    pairs = (("sym", "asym"), ("static", "dynamic"), (_TOKEN_GROUP, WHOLE_TOKENS, _PLAIN_TOKENS))
+    return next((each[0] for each in (*pairs, ("actorder", "noactorder")) if key in each), key)
 
 
 def _options(scheme: Scheme) -> tuple[str, ...]:
@@ -80,7 +99,7 @@ def _options(scheme: Scheme) -> tuple[str, ...]:
     options += _token_options(scheme)
     options += ("actorder", "noactorder", "damp=0.01") if scheme.method == "gptq" else ()
     options += ("alpha=0.5",) if scheme.method == "smoothquant" else ()
-    return options or ("none",)
+    return options
 
 
 def names_run(key: str) -> bool:
