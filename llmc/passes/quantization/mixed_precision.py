@@ -2,7 +2,8 @@
 
 The value of each weight's bits is estimated (sensitivity.py), and bits are assigned (spend_bits.py). An estimate sums
 the effects of single weights rounded to nearest; GPTQ leaves a fifth of that in most weights, and half in the output
-projection. The estimates are therefore scaled to the measurements of two plans, with the projection at 8 bits and at 4.
+projection. The estimates are therefore scaled to the measurements of two plans: a third of the weights at 4 bits, with
+and without the projection.
 
 And they only propose. The candidates are what is given out for this budget and, where it is on no place of a fixed
 grid, for the place below it, and the schemes that are the same for all weights and fit. Each is carried out in full,
@@ -40,6 +41,9 @@ from llmc.passes.quantization.spend_bits import Rung, spend
 _GRID = 1 / 16
 # A uniform scheme that is expected to diverge by more than this times the least is not carried out.
 _HOPELESS = 2.0
+# The plans that estimates are scaled to give bits to every third unit. A layer of a dense model has four, so that all
+# kinds of weights are among them.
+_SCALED_TO_EVERY = 3
 _SMALLEST = 1e-12
 
 SchemeOf = Mapping[str, Scheme | None]
@@ -109,13 +113,14 @@ def _scaled(
     if not heads or len(units) == 1:
         return rungs
     (head,) = heads
-    at_4 = tuple(of_unit[0].scheme for of_unit in rungs)
-    both = measure(by_module(units, at_4))
-    head_at_8 = tuple(SCHEMES["int8"] if i == head else scheme for i, scheme in enumerate(at_4))
-    others = measure(by_module(units, head_at_8))
+    some = range(0, len(units), _SCALED_TO_EVERY)
+    with_head = tuple(r[0].scheme if i in some or i == head else None for i, r in enumerate(rungs))
+    both = measure(by_module(units, with_head))
+    # GPTQ rounds the projection last, so that this plan's codes are known from the one before.
+    others = measure(by_module(units, tuple(None if i == head else scheme for i, scheme in enumerate(with_head))))
     expected = [of_unit[0].divergence for of_unit in rungs]
     of_head = (both - others) / max(expected[head], _SMALLEST)
-    of_others = others / max(sum(expected) - expected[head], _SMALLEST)
+    of_others = others / max(sum(expected[i] for i in some if i != head), _SMALLEST)
     scales = [max(of_head if i == head else of_others, _SMALLEST) for i in range(len(rungs))]
     return [
         [replace(rung, divergence=rung.divergence * scale) for rung in of_unit]

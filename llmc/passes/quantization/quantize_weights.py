@@ -79,7 +79,7 @@ def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog, data: ModelDa
             is_run = bool(text) and _looks_at_inputs(chosen, known)
             stream = Stream(trial, data.source, text) if is_run else None
             Quantizer(trial, None, replace(data, progress=lambda *_: None), stream, {}, known).run(chosen)
-            found = reference.divergence(trial)
+            found = reference.divergence(trial, is_rough=is_rough)
             known.end_plan(found)
             return found
 

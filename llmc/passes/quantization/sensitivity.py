@@ -36,13 +36,13 @@ Choice = TypeVar("Choice")
 # the graph, so the time grows with the square of the depth: there is a limit of tokens over all units, but at least one
 # sequence for each.
 _SEQUENCES, _TOKENS = 4, 128
-_OF_ALL_UNITS = 1 << 15
+_OF_ALL_UNITS = 1 << 14
 # Divergence is measured at every second token: the output projection, which all branches run, took 40% of the time, and
 # what one token tells is close to what its neighbour does.
 _EVERY = 2
 _UNQUANTIZED_BITS = 16.0
 # Rows of a weight that errors are measured on.
-_ROWS = 128
+_ROWS = 64
 
 
 @dataclass(frozen=True)
