@@ -91,7 +91,7 @@ def compile(
         tokenizer: The tokenizer of a model object, or a replacement for a directory's own: a fast tokenizer of
             transformers, a tokenizers.Tokenizer, or a directory.
         executor: As in `llmc.load`.
-        parallel: "auto" divides the model among `ranks` as the simulator finds best (docs/parallel.md).
+        parallel: "auto" divides the model among `ranks` as the simulator finds best (docs/simulation.md).
         ranks: With `parallel`, the number of ranks.
         memory: With `parallel`, the memory of a rank in GB, by default the target's.
         trace: With `parallel`, a file with the load, by default 200 requests at once.
