@@ -311,7 +311,8 @@ def run_passes(
 def packed(
     slot: WeightSlot, recipe: SlotRecipe, source: WeightSource, finite: FiniteWeights, kind: TargetKind, rank: int = 0
 ) -> Tensor:
-    """One weight of a rank in kernel layout; the checkpoint's tensors are read now and dropped after."""
+    """Return one weight of a rank in kernel layout. The checkpoint's tensors are read by this call and dropped after
+    it."""
 
     def value(part: Recipe) -> Tensor:
         return finite.look(stored_names(part), evaluate(part, finite.reading(source), rank))

@@ -191,7 +191,8 @@ def tiny_settings(model_type: str, config_class: Any, variant: Mapping[str, Any]
 
 
 def _each_kind_of_layer(known: Mapping[str, Any]) -> dict[str, Any]:
-    """One layer of each kind that the default configuration has, since its first two may be of the same."""
+    """Return layer kinds with one layer of each kind of the default configuration, whose first two may be of one
+    kind."""
     kinds = {key: list(dict.fromkeys(known.get(key) or ())) for key in _LAYER_KINDS}
     kinds = {key: found for key, found in kinds.items() if len(found) > 1}
     if not kinds:

@@ -81,7 +81,8 @@ def entry_paths(folder: Path) -> list[Path]:
 
 
 def cache_limit(root: Path, total: int, chosen: int | None) -> int:
-    """How many bytes all entries may take together. total: that they take now. chosen: by the user, who decides.
+    """Return the number of bytes that all entries may take together. total: bytes that they take now. chosen: the
+    user's limit.
 
     Without, it is 50 GB, but at most half of the room that the cache and the disk's free space make up.
     """

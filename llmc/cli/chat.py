@@ -96,7 +96,7 @@ def talk(conversation: Conversation, console: Console) -> None:
 
 
 def _read_line(console: Console) -> str:
-    """One line of input; a backslash at its end continues it on the next line."""
+    """Read one line of input; a backslash at its end continues it on the next line."""
     lines = [console.input("[bold cyan]>[/] ") if sys.stdin.isatty() else input()]
     while lines[-1].endswith("\\"):
         lines[-1] = lines[-1][:-1]

@@ -231,7 +231,7 @@ class LaunchBuilder:
         return _launch(call, origin_of(nodes), moved, str(cost.flops))
 
     def _concatenate(self, node: fx.Node) -> None:
-        """One copying loop for each part, into its place in the result."""
+        """Append a copying loop for each part, into its place in the result."""
         given, result = arguments_of(node), view_of(node, self.views)
         axis = given["dim"] % len(result.shape)
         if isinstance(result.shape[axis], RowCount):

@@ -21,7 +21,8 @@ def space_of(node: fx.Node, views: Views, copies: frozenset[fx.Node]) -> Space:
 
 
 def result_view(node: fx.Node, views: Views, copies: frozenset[fx.Node]) -> View:
-    """How a node's loop sees its own result: aligned with the space, with an axis of 1 that keepdim=False drops."""
+    """Return the view of its own result that a node's loop has: aligned with the space, with an axis of 1 that
+    keepdim=False drops."""
     value = view_of(node, views).value
     whole = value.whole()
     if node not in copies and reduces(node) and len(value.shape) < len(_source_shape(node, views)):

@@ -84,8 +84,8 @@ class MemoRun:
         return self._logits[1]
 
     def chunks(self, graph: ModelGraph) -> tuple[int, ...]:
-        """How many tokens each step takes: all at once where some attention is not paged yet, or some state not kept,
-        since that sees no more than its own step."""
+        """Return the number of tokens of each step. All tokens are in one step if some attention is not paged yet or
+        some state is not kept, because these see only their own step."""
         records = (record_of(node) for node in graph.graph.nodes)
         is_whole = any(
             record is not None and record.stages and Stage.OPTIMIZED not in record.stages for record in records

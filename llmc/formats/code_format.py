@@ -90,7 +90,8 @@ class CodeFormat:
 
     @property
     def planes(self) -> tuple[int, ...]:
-        """How many bits of a code lie together, from the low ones on: those of 5 and 6 bits, as 4 and what is above."""
+        """The number of bits of a code in each plane, from the low ones on: 4 and the rest for codes of 5 and 6
+        bits."""
         return {3: (2, 1), 5: (4, 1), 6: (4, 2)}.get(self.bits, (self.bits,))
 
     @property

@@ -81,7 +81,7 @@ class Scheme:
 
     @property
     def columns(self) -> int | None:
-        """How many columns share a scale; None for all."""
+        """The number of columns that share a scale; None for all."""
         return {"group": self.group, "block": BLOCK}.get(self.granularity)
 
     def groups(self) -> tuple["Scheme", ...]:

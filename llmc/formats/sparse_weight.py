@@ -28,7 +28,7 @@ class SparseWeight:
 
     @property
     def gain(self) -> float | None:
-        """How much faster decoding reads the weight than with its zeros: bytes are time there."""
+        """The factor by which decoding reads the weight faster than with its zeros."""
         return None if self.bits is None or self.dense_bits is None else self.dense_bits / self.bits
 
 

@@ -66,7 +66,7 @@ def tensor_axes(text: str) -> Mapping[str, tuple[Axis, ...]]:
 
 
 def ranks_of(axes: tuple[Axis, ...]) -> tuple[int, ...]:
-    """How many axes a tensor may have; with `c*` as the last also more."""
+    """Return the numbers of axes that a tensor may have; with `c*` as the last also more."""
     return tuple(range(sum(not axis.optional for axis in axes), len(axes) + 1))
 
 

@@ -162,7 +162,8 @@ def _cache_bytes(node: fx.Node, symbols: Mapping[sympy.Symbol, sympy.Symbol]) ->
 
 
 def _flops(node: fx.Node, symbols: Mapping[sympy.Symbol, sympy.Symbol]) -> sympy.Expr:
-    """By the op's record; of aten's ops one for each element, since a pointwise op is never the limit."""
+    """Return the operations by the op's record. Ops of aten count one per element, because a pointwise op is never the
+    limit."""
     call, record = op_call(node, symbols), record_of(node)
     if record is not None:
         return record.flops(call)

@@ -70,7 +70,8 @@ class _ZeroFinder:
 
 
 def _all_finite(value: Tensor) -> bool:
-    """By the largest bit pattern, as signed and as unsigned numbers: no copies, and as fast as memory is read."""
+    """Return whether all values are finite, by the largest bit pattern of signed and of unsigned numbers. This copies
+    nothing."""
     size = value.dtype.itemsize
     whole = {2: torch.int16, 4: torch.int32, 8: torch.int64}[size]
     bits = value.contiguous().view(-1).view(whole).numpy()

@@ -104,7 +104,7 @@ class DraftCheckpoint(Protocol):
         """Notes for the build."""
 
     def combination(self, target: Target) -> Combination | None:
-        """How the tapped states become one; None where there is one. Raises CheckpointError."""
+        """Return how several tapped states become one; None for a single state. Raises CheckpointError."""
 
     def graphs(self, target: Target, info: ModelInfo) -> tuple[AttachedDraft, ...]:
         """The layers that draft: the first reads the target's hidden states, each further one those of the one before.

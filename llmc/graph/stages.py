@@ -97,7 +97,7 @@ class _Stage:
             start = end
 
     def _joined(self, values: Sequence[fx.Node]) -> fx.Node:
-        """One row for each token, of all that the next stage takes over."""
+        """Return one row per token of all values that the next stage reads."""
         rows = []
         for node in values:
             part = self._copies[node]

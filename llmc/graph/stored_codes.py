@@ -101,7 +101,7 @@ class CodeSource(WeightSource, Protocol):
         """Whether the build option `quantize` takes precedence over the stored codes."""
 
     def weight(self, name: str) -> StoredWeight | None:
-        """How the codes of a weight are stored; None for a weight without codes that can be taken as they are."""
+        """Return how the codes of a weight are stored; None for a weight without codes that can be kept."""
 
     def rounded(self, name: str) -> RoundedAgain | None:
         """The codes to which a weight in unsupported blocks is rounded; None for any other weight."""

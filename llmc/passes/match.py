@@ -197,7 +197,7 @@ class _Attempt:
             yield from self._solve(((alternative, value, call), *rest), chosen)
 
     def _output(self, pattern: fx.Node, rest: tuple[_Goal, ...], state: _State) -> _Found:
-        """One of several outputs: bound already, within the nodes of the root, or found by its inputs."""
+        """Match one of several outputs: bound already, within the nodes of the root, or found by its inputs."""
         if pattern in state.nodes or pattern in state.chosen:
             yield from self._solve(rest, state)
             return

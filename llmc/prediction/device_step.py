@@ -55,7 +55,7 @@ def usual_context(limits: Limits) -> int:
 
 
 def predict_decode(program: Program, target: GpuTarget, requests: int, context: int) -> StepPrediction:
-    """One token for each of `requests`, each with `context` cached positions."""
+    """Predict a decode step of `requests` requests with one token each, and `context` cached positions each."""
     what = f"decode, batch {requests}, context {context}"
     return _predict(program, target, StepShape.decode(requests=requests, context=context), what)
 

@@ -69,7 +69,7 @@ class WorkerProcess:
         self._lifeline.close()
 
     def _read(self, seconds: float, late: str) -> dict[str, Any]:
-        """One line, waiting for each part of it: a worker could stop in the middle."""
+        """Read one line, waiting for each part of it, because a worker could stop in the middle."""
         deadline = time.monotonic() + seconds
         line = bytearray()
         with selectors.DefaultSelector() as selector:

@@ -58,7 +58,7 @@ class Count(Enum):
         return self.value
 
     def at(self, counts: Mapping[str, int]) -> int:
-        """In a step with these counts."""
+        """Return the value in a step with these counts."""
         return counts[self.value]
 
 
@@ -74,7 +74,7 @@ class Rows:
         return f"{self.times}*{self.count}"
 
     def at(self, counts: Mapping[str, int]) -> int:
-        """In a step with these counts."""
+        """Return the value in a step with these counts."""
         return self.times * counts[self.count.value]
 
     @staticmethod

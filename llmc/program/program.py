@@ -353,7 +353,8 @@ class Program:
         return self.layout.tensor
 
     def group_blocks(self, blocks: int) -> tuple[int, ...]:
-        """How many blocks each group of caches has, given those of the first one that holds whole sequences."""
+        """Return the number of blocks of each group of caches, given those of the first one, which holds whole
+        sequences."""
         return group_blocks(self.policies, self.limits, blocks, has_first=any(not cache.group for cache in self.caches))
 
     def token_bytes(self) -> tuple[int, ...]:

@@ -139,7 +139,7 @@ def _build_all(plan: KernelPlan) -> tuple[list[Action | Ending], list[Refusal]]:
 
 
 def _segments(kernel: Kernel, built: Sequence[Action | Ending]) -> dict[int, Segment]:
-    """One for each place at which threads may go on."""
+    """Return a segment for each place at which threads may continue."""
     taken = _wgmma_registers(kernel)
     starts = set(kernel.labels.values())
     segments: dict[int, Segment] = {}

@@ -98,7 +98,7 @@ def refusal_lines(pass_name: str, refusal: RefusalRecord) -> Iterator[Line]:
 
 
 def _rewritten(explanation: Explanation) -> Iterator[Line]:
-    """One line per pass, or a single count if an error follows, so that the error stays on the screen."""
+    """Yield a line per pass, or a single count if an error follows, so that the error stays on the screen."""
     yield Line("what the passes rewrote", "bold")
     if explanation.error is not None:
         count = sum(len(record.rewrites) for record in explanation.passes)

@@ -44,7 +44,8 @@ class Completer:
         progress: Progress,
         adapter: str | None = None,
     ) -> list[Completion]:
-        """One completion a prompt, in order. Raises RequestError before anything is computed, or what befalls one."""
+        """Return one completion per prompt, in order. Raises RequestError before anything is computed, or the error of
+        a request."""
         with as_llmc_error():
             requests = self._requests(prompts, params, adapter)
             completions = []

@@ -53,7 +53,7 @@ class Replica:
 
     @property
     def preemptions(self) -> int:
-        """How often a request had to give its blocks back."""
+        """The number of times that a request lost its blocks."""
         return self._scheduler.preemptions
 
     def add(self, arrival: Arrival) -> RequestRecord:

@@ -34,7 +34,7 @@ def resolve_target(name: str) -> Target:
 
 
 def _common_target(names: str) -> GpuTarget:
-    """One target for several GPUs of a vendor, with the minimum of their capabilities."""
+    """Return one target for several GPUs of a vendor, with the minimum of their capabilities."""
     found = [resolve_target(name.strip()) for name in names.split(",")]
     members = tuple(target for target in found if isinstance(target, GpuTarget))
     if len(members) < len(found) or len({target.backend for target in members}) > 1:

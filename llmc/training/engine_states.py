@@ -54,7 +54,7 @@ class StateReader:
         self._executor = CppExecutor(directory.with_one_table(), blocks, threads, also=(_states_of(directory),))
 
     def read(self, tokens: Sequence[int]) -> Rows:
-        """One sequence of at least two tokens, at most as long as the engine takes."""
+        """Read one sequence of at least two tokens, at most as long as the engine takes."""
         states, logits = [], []
         for step in self._steps(tokens[:-1]):
             logits.append(torch.from_numpy(self._executor.step(step).copy()))

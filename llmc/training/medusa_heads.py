@@ -32,7 +32,8 @@ class MedusaHeads(nn.Module):
         return states
 
     def tensors(self) -> Mapping[str, Tensor]:
-        """By the names of the published format (Medusa-1), without output matrices: the model's is shared."""
+        """Return the heads' tensors by the names of the published format (Medusa-1), without output matrices, because
+        the model's is shared."""
         found = {}
         for place in range(self.heads * self.layers):
             name = f"{place // self.layers}.{place % self.layers}.linear"

@@ -155,7 +155,7 @@ def _layouts() -> list[tuple[str, int]]:
 
 
 def _layout(struct: type[ctypes.Structure]) -> list[tuple[str, int]]:
-    """In C++ and as a number, the size, then where each field begins."""
+    """Return the size of a struct, then the offset of each field, each as a C++ expression and as a number."""
     name = struct.__name__
     places = [(f"offsetof({name}, {field})", getattr(struct, field).offset) for field in field_names(struct)]
     return [(f"sizeof({name})", ctypes.sizeof(struct)), *places]

@@ -47,7 +47,7 @@ class Calls:
 
     @property
     def functions(self) -> list[onnx.FunctionProto]:
-        """In the order in which they were needed."""
+        """The functions that the model calls, in the order of their first call."""
         return [function for overloads in self._made.values() for function in overloads.values()]
 
     def node(self, node: fx.Node, inputs: Mapping[fx.Node, str], outputs: list[str]) -> onnx.NodeProto:

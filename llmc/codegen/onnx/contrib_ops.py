@@ -67,7 +67,7 @@ def _coded_product(node: fx.Node) -> CodedProduct | None:
 
 
 def packed_weight(weight: OnnxWeight, bits: int) -> OnnxWeight:
-    """How codes or zeros [rows, columns] lie in the file: bytes, packed along each row."""
+    """Return codes or zeros [rows, columns] as a weight of the file: bytes, packed along each row."""
     rows, columns = weight.slot.shape
     width = -(-columns * bits // 8)
     return OnnxWeight(TensorProto.UINT8, WeightSlot(weight.slot.name, "U8", (rows, width), Layout.ROWS, rows * width))

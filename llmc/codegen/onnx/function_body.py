@@ -89,7 +89,7 @@ class Body:
         return self.constant(np.array(values, np.int64))
 
     def cast(self, x: Operand, dtype: torch.dtype) -> str:
-        """In another dtype; nothing is done to an argument that has it."""
+        """Convert to another dtype; an argument that already has it is returned as it is."""
         if isinstance(x, Value) and onnx_type(x.dtype) == onnx_type(dtype):
             return x.name
         return self("Cast", x, to=onnx_type(dtype))

@@ -172,7 +172,7 @@ def hip_resources(assembly: str) -> tuple[int, int]:
 
 
 def entry_parameters(assembly: str, is_cuda: bool) -> int:
-    """How many parameters the compiled function takes."""
+    """Return the number of parameters of the compiled function."""
     if is_cuda:
         head = assembly[assembly.index(".entry") :]
         return head[: head.index(")")].count(".param ")

@@ -105,7 +105,7 @@ class LoopTile:
 
 
 def loop_tile(loop: Loop) -> LoopTile:
-    """How a loop is cut into programs."""
+    """Return the tile of a loop that each program computes."""
     reduces = any(isinstance(s, Reduce) for s in loop.statements)
     # A store of one element a row must not run in one program while another one still loads that element.
     in_one_program = reduces or any(
@@ -270,7 +270,7 @@ class _Printer:
 
 
 def _pattern(s: Apply) -> str:
-    """How a function is written, with its operands' places."""
+    """Return the text of a function, with places for its operands."""
     if s.kind is Kind.FLOAT and (s.function == "square" or (s.function == "mul" and len(set(s.operands)) == 1)):
         return _SQUARE
     return _INFIX.get(s.function) or _FUNCTIONS.get(s.function) or _BY_KIND[s.function, s.kind]

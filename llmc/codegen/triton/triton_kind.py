@@ -80,7 +80,7 @@ class TritonKind:
         return next((reason for reason in found if reason is not None), None)
 
     def fitting_sequences(self, program: Program) -> int | None:
-        """In the memory of the data sheet."""
+        """Return the number of sequences of full length that fit the memory of the data sheet."""
         return fitting_sequences(program, self.target)
 
 

@@ -94,7 +94,8 @@ class Comparer:
         return Comparison(len(pairs) - compared, compared)
 
     def _is_shown_equal(self, before: Expression, after: Expression) -> bool:
-        """By sympy. Elements are alike: where one cannot be decided, the others cannot, and that takes long."""
+        """Return whether sympy shows that the elements are equal. Elements are alike, so one that cannot be decided,
+        which takes long, ends the attempt."""
         difference = from_bool(before) - from_bool(after)
         if self._decides and sympy.count_ops(difference) < _EXPANDED:
             difference = sympy.expand(difference)

@@ -34,7 +34,7 @@ class JoinedCodes(JoinedSource):
         self.is_quantized, self.gives_way = first.is_quantized, first.gives_way
 
     def weight(self, name: str) -> StoredWeight | None:
-        """How the codes of a weight are stored; None for one without."""
+        """Return how the codes of a weight are stored; None for a weight without codes."""
         return None if name.startswith(self._prefix) else self._codes.weight(name)
 
     def rounded(self, name: str) -> RoundedAgain | None:

@@ -52,7 +52,7 @@ class QuantizedSource(HidingSource):
         return False
 
     def weight(self, name: str) -> StoredWeight | None:
-        """How the weight's codes are stored; None if it is not quantized."""
+        """Return how the weight's codes are stored; None if it is not quantized."""
         found = self._weights.get(name)
         if found is None:
             return None

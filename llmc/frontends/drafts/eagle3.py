@@ -120,7 +120,7 @@ class Eagle3Checkpoint:
         )
 
     def graphs(self, target: Target, info: ModelInfo) -> tuple[AttachedDraft, ...]:
-        """One. Raises CheckpointError for a draft of another model."""
+        """Return the graph of the draft. Raises CheckpointError for a draft of another model."""
         return (attached_draft(_module(self.settings, self.source, target), self.method, info),)
 
 

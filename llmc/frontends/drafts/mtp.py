@@ -49,7 +49,7 @@ class MtpCheckpoint:
         """None: there is one hidden state."""
 
     def graphs(self, target: Target, info: ModelInfo) -> tuple[AttachedDraft, ...]:
-        """One of each layer. Raises CheckpointError for another model's."""
+        """Return a graph for each layer. Raises CheckpointError for the layers of another model."""
         modules = [self._module(names, target) for names in self.layers]
         return tuple(attached_draft(module, self.method, info) for module in modules)
 

@@ -82,7 +82,7 @@ def _longrope(model: GgufModel, sizes: Sizes, rotated: int) -> dict[str, Any]:
 
 
 def _numbers(model: GgufModel, name: str, rotated: int) -> npt.NDArray[np.float64]:
-    """One for each frequency."""
+    """Return one number per frequency."""
     tensor = model.tensors.get(name)
     if tensor is None or tensor.type.name != "F32" or tensor.shape != (rotated // 2,):
         found = "missing" if tensor is None else f"{tensor.type.name} {list(tensor.shape)}"

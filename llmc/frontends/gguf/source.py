@@ -70,7 +70,7 @@ class GgufSource:
         return NAMED_DTYPES[dtype_name(self._model)]
 
     def weight(self, name: str) -> StoredWeight | None:
-        """How the codes of a matrix are stored; None if it is none, or has no codes that are taken as they are."""
+        """Return how the codes of a matrix are stored; None for other tensors, and for codes that cannot be kept."""
         place = self._place(name)
         kind = place.tensor.type
         if kind.codes is None or not _is_matrix(place):

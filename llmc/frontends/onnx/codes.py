@@ -23,7 +23,8 @@ from llmc.graph.stored_codes import UnpackedCodes
 
 
 def coded_tensors(graph: OnnxGraph, functions: Mapping[Function, OnnxFunction]) -> dict[str, CodedTensor]:
-    """By the name of the value that stands for the weight: an initializer, or the reshape of one.
+    """Return the weights that are stored as codes, by the name of the value that represents each: an initializer, or
+    the reshape of one.
 
     functions: the model's own.
 

@@ -89,7 +89,7 @@ class OnnxSource:
         return self._tensor(name).shape if coded is None else (coded.rows, coded.columns)
 
     def weight(self, name: str) -> StoredWeight | None:
-        """How a weight's codes are stored; None if it is numbers."""
+        """Return how a weight's codes are stored; None if it is stored as numbers."""
         coded = self._coded.get(name)
         if coded is None:
             return None

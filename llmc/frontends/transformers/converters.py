@@ -32,7 +32,8 @@ class Converted:
 
 
 def converted_tensors(model: Any, stored: Mapping[str, tuple[int, ...]], at: Path) -> dict[str, Converted]:
-    """By their names in the model, the tensors that converters make of others. stored: shapes in the checkpoint.
+    """Return the tensors that converters compute from others, by their names in the model. stored: shapes in the
+    checkpoint.
 
     Raises CheckpointError for tensors that a converter does not take.
     """

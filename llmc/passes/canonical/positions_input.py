@@ -82,7 +82,7 @@ def _first_rows(positions: fx.Node | Call, tokens: Any, weights: frozenset[str],
 
 
 def _filled(positions: fx.Node, node: fx.Node) -> Call | None:
-    """One number for each token, as a row of token types is, or for each of its channels."""
+    """Replace a constant row, such as token types, by a value per token, or per channel of each token."""
     value, tokens = fake_of(node), fake_of(positions)
     channels = value.shape[tokens.dim() :]
     if not same_shape(value.shape[: tokens.dim()], tokens.shape) or any(isinstance(n, SymInt) for n in channels):
@@ -96,7 +96,7 @@ def _filled(positions: fx.Node, node: fx.Node) -> Call | None:
 
 
 def _unpadded(positions: fx.Node, node: fx.Node) -> Call | None:
-    """How many tokens there are up to each one, padding not counted."""
+    """Replace the number of tokens up to each one, without padding."""
     value, counted = fake_of(node), call_arguments(node)["self"]
     while counted.target is aten._to_copy.default:
         counted = counted.args[0]

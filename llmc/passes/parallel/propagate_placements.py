@@ -80,7 +80,7 @@ class Placements:
         return self._of.get((node, axis))
 
     def scale(self, node: fx.Node, axis: int) -> Scale:
-        """How an axis of a class follows it."""
+        """Return how an axis of a class is scaled relative to the class."""
         return self._of[node, axis].members[node, axis]
 
     def _relate(self, node: fx.Node) -> None:
@@ -159,8 +159,8 @@ class Placements:
                 self._join(outer_new, outer_old, inner=math.prod(before[i] for i in olds[1:]))
 
     def _join(self, one: NodeAxis, other: NodeAxis, inner: int = 1, runs: int = 1) -> None:
-        """One axis is the other, or has `inner` elements for each of the other's; or it is `runs` runs of it. Does
-        nothing if an axis is in no class."""
+        """Record that one axis is the other, or has `inner` elements for each of the other's, or is `runs` runs of it.
+        Does nothing if an axis is in no class."""
         if one not in self._of or other not in self._of or not self._part_into_runs(one, other, runs):
             return
         first, second = self._of[one], self._of[other]

@@ -27,7 +27,8 @@ from llmc.passes.rewrite_log import RewriteLog
 
 
 def prune_units(kind: Kind, graph: ModelGraph, options: BuildOptions, log: RewriteLog, data: ModelData) -> None:
-    """One rewrite per class that loses units: those that contribute least in the graph before this pass.
+    """Remove units, with one rewrite per class that loses some: those that contribute least in the graph before this
+    pass.
 
     Raises OptionError if a rule for all of them can be applied to none, and for a rule that takes nothing.
     """

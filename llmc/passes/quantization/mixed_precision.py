@@ -144,7 +144,8 @@ class _Choice:
         return sorted(different.values(), key=lambda each: each.bits)
 
     def reasons(self, candidate: Candidate, measured: Sequence[float]) -> dict[str, str]:
-        """By module. measured: of each unit alone, rounded to nearest at 4 bits."""
+        """Return the reason for each module's scheme. measured: divergences of each unit alone, rounded to nearest at 4
+        bits."""
         order = sorted(range(len(self.units)), key=lambda i: -measured[i])
         found: dict[str, str] = {}
         for rank, index in enumerate(order):

@@ -72,7 +72,8 @@ def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog, data: ModelDa
         rough_codes = RememberedCodes()
 
         def divergence(schemes: SchemeOf, *, is_rough: bool) -> float:
-            """How far a copy of the graph moves from the reference when its weights get these, by module."""
+            """Return the divergence of a copy of the graph from the reference when its weights get these schemes, by
+            module."""
             trial = graph.copy()
             chosen = with_schemes(plan(trial, quantization), schemes)
             known, text = (rough_codes, sequences[:_ROUGH]) if is_rough else (codes, sequences)

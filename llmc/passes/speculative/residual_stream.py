@@ -18,7 +18,7 @@ _NORMS = frozenset({torch.ops.llmc.rms_norm.default, torch.ops.llmc.layer_norm.d
 
 
 def attentions(graph: ModelGraph) -> list[fx.Node]:
-    """One a layer, in order."""
+    """Return the attention node of each layer, in order."""
     return list(graph.graph.find_nodes(op="call_function", target=_ATTENTION))
 
 

@@ -18,7 +18,7 @@ _SHAPE = re.compile(r"m16n8k(\d+)")
 
 
 def _matrix_modifiers(operands: Operands, modifiers: Modifiers, vector: int) -> tuple[int, bool]:
-    """How many matrices of 8 × 8, and whether they are transposed."""
+    """Return the number of 8 × 8 matrices, and whether they are transposed."""
     for each in ("sync", "aligned", "m8n8"):
         modifiers.one_of(each)
     count = int(modifiers.one_of("x1", "x2", "x4")[1:])

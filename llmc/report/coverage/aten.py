@@ -87,7 +87,7 @@ def _weighted_outside(graph: ModelGraph, norm: object) -> list[fx.Node]:
 
 
 def whole_norms(norm: object) -> Callable[[ModelGraph], int]:
-    """How many norms a graph has with all of their weight in them."""
+    """Return a function that counts the norms of a graph that have all of their weight."""
     return lambda graph: len(calls_to(graph, norm)) - len(_weighted_outside(graph, norm))
 
 

@@ -20,7 +20,7 @@ class AdapterRegistry:
         self._lock = Lock()
 
     def names(self) -> tuple[str, ...]:
-        """In the order in which they were loaded."""
+        """The adapters' names, in the order of loading."""
         return tuple(self._adapters)
 
     def find(self, name: str) -> PlacedAdapter | None:

@@ -106,7 +106,7 @@ def cache_key(engine: EngineDirectory, program: Program, arch: str) -> str:
 
 
 def _compile(engine: Path, program: str, device: Device, directory: Path) -> None:
-    """In a separate process, because the runtime does not import code generation."""
+    """Compile in a separate process, because the runtime does not import code generation."""
     capability = device.capability
     fix = f"rebuild it for this GPU where the model is: llmc build MODEL --target auto -o {engine.name}"
     if installed_version("triton") is None:

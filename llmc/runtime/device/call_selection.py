@@ -48,7 +48,7 @@ class CallSelection:
         return found
 
     def _holds(self, wanted: StepOutput, sides: tuple[str, ...]) -> npt.NDArray[np.bool_]:
-        """By call, whether it runs in steps with this output and these side outputs."""
+        """Return for each call whether it runs in steps with this output and these side outputs."""
         known = self._conditions.get((wanted, sides))
         if known is None:
             holds = ((not c.wanted or wanted in c.wanted) and is_for(c.sides, c.unless, sides) for c in self._calls)

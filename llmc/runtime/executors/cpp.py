@@ -98,7 +98,7 @@ class CppExecutor:
         self._close = weakref.finalize(self, self._library.llmc_engine_close, self._engine)
 
     def step(self, step: Step) -> Logits:
-        """One call into the library; ctypes releases the GIL for it."""
+        """Run a step by one call into the library; ctypes releases the GIL during it."""
         self.run(step, self.own_output)
         self._end_check()
         return self.own_output[: len(step.logit_rows)]

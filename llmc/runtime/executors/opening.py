@@ -68,7 +68,7 @@ def open_second(
 
 
 def _opened(runner: Runner, request: OpeningRequest) -> tuple[Executor, int]:
-    """By the executor's own file, which is imported only now: that of GPUs needs torch's part for them."""
+    """Open the executor by its own file, which is imported only here: that of GPUs needs torch's parts for them."""
     is_ranked = request.directory.program.layout.ranks > 1
     module, function = runner.opens_ranks if is_ranked and runner.opens_ranks is not None else runner.opens
     opened: tuple[Executor, int] = getattr(importlib.import_module(module), function)(request)

@@ -146,6 +146,6 @@ def _caches(program: Program, blocks: int) -> dict[str, Tensor]:
 
 
 def _states(program: Program, snapshots: int) -> dict[str, Tensor]:
-    """By placeholder, a slot for each sequence and for each snapshot."""
+    """Return the states by placeholder, with a slot for each sequence and for each snapshot."""
     slots = program.limits.max_sequences + snapshots
     return {f"state_{index}": torch.zeros((slots, *state.shape)) for index, state in enumerate(program.states)}

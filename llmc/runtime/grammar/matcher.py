@@ -49,7 +49,8 @@ class GrammarMask:
         self._looks_ahead = True
 
     def allowed(self) -> npt.NDArray[np.bool_]:
-        """By token id: [vocabulary]. Raises RequestError when the grammar has grown beyond its limits."""
+        """Return for each token id whether it may come next: [vocabulary]. Raises RequestError when the grammar has
+        grown beyond its limits."""
         mask = self._mask()
         self._check(len(self._accepted) + 1)
         return mask

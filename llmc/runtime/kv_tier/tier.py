@@ -224,7 +224,7 @@ class Tier:
             self._staged -= entry.nbytes
 
     def _write(self, key: BlockKey, entry: _Entry) -> None:
-        """In the writing thread: one block, unless it was let go meanwhile."""
+        """Write one block, in the writing thread, unless it was dropped meanwhile."""
         content = entry.content
         if content is None:
             return
@@ -286,12 +286,12 @@ class Tier:
         self._tell(f"a block of the second tier in {self._store.place} is not used: {_words(error)}")
 
     def _touch(self, keys: Iterable[BlockKey]) -> None:
-        """In the writing thread: the end of a prefix first, as it is to go first."""
+        """Mark keys as used, in the writing thread: the end of a prefix first, so that it is evicted first."""
         for key in reversed([*keys]):
             self._in_store(self._store.touch, key)
 
     def _in_store(self, work: Callable[[BlockKey], None], key: BlockKey) -> None:
-        """In the writing thread: what fails there costs a block at most."""
+        """Run work of the store in the writing thread; an error costs at most one block."""
         with suppress(OSError):
             work(key)
 

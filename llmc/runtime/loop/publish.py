@@ -33,7 +33,7 @@ def drawing_of(executor: Executor) -> DrawRows | None:
 
 
 def choices_of(plan: StepPlan, scheduler: Scheduler) -> Sequence[RowChoice | None]:
-    """How each wanted row's token is chosen on the device; None for rows whose logits are read."""
+    """Return how each wanted row's token is chosen on the device; None for rows whose logits are read."""
     choices = [_choice(request, scheduler) for request in plan.decodes]
     for chunk in plan.chunks:
         choices += ahead(_choice(chunk.request, scheduler) if chunk.draft.acceptance is None else None, chunk)
@@ -58,13 +58,13 @@ def device_results(
 
 
 def usable_rows(chosen: Chosen) -> npt.NDArray[np.bool_]:
-    """By row: whether the device's token is the request's."""
+    """Return for each row whether the device's token is the request's."""
     found: npt.NDArray[np.bool_] = chosen.covered & np.isfinite(chosen.scores)
     return found
 
 
 def _choice(request: Request, scheduler: Scheduler) -> RowChoice | None:
-    """How the request's token is chosen; None if it has just failed."""
+    """Return how the request's token is chosen; None if it has just failed."""
     choice = attempt(_CHOICE, request)
     if isinstance(choice, RequestError):
         scheduler.fail(request, choice)
@@ -76,7 +76,7 @@ _CHOICE: Callable[[Request], RowChoice | None] = attrgetter("choice")
 
 
 def ahead(choice: RowChoice | None, chunk: Chunk) -> list[RowChoice | None]:
-    """How to choose the next token, and those after it if drafts are accepted."""
+    """Return how to choose the next token, and those after it if drafts are accepted."""
     if choice is None or choice is BEST or not chunk.draft:
         return [choice] * chunk.logit_rows
     return [choice, *(choice._replace(counters=choice.counters + depth) for depth in chunk.draft.depths())]

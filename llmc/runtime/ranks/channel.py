@@ -105,7 +105,7 @@ def taken_step(message: dict[str, Any], memory: Bytes) -> Step:
 
 
 def taken_choices(message: dict[str, Any], memory: Bytes) -> RowChoices | None:
-    """How all ranks choose the step's tokens; None where the first one has its logits."""
+    """Return how all ranks choose the step's tokens; None if the first one has their logits."""
     arrays = _taken(CHOICE_INPUTS, message, memory)
     return RowChoices(**arrays) if arrays else None
 

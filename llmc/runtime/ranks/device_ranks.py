@@ -165,7 +165,7 @@ def _met(meet: Callable[[], DevicePlace]) -> DevicePlace:
 
 
 def patience() -> timedelta:
-    """How long ranks wait for each other while they connect."""
+    """Return the time for which ranks wait for each other while they connect."""
     return timedelta(seconds=settings().rank_start_seconds)
 
 

@@ -66,7 +66,8 @@ def own_address(launch: Launch) -> str:
 
 
 def _device(launch: Launch) -> Any:
-    """By default gloo takes the address that the machine's name has, which others often cannot reach."""
+    """Return gloo's network device. By default gloo takes the address of the machine's name, which others often cannot
+    reach."""
     interface = os.environ.get("GLOO_SOCKET_IFNAME")
     if interface:
         return _Gloo.create_device(interface=interface)

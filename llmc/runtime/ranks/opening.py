@@ -29,7 +29,7 @@ def open_on_gpus(request: OpeningRequest) -> tuple[RankedDeviceExecutor, int]:
 
 
 def open_interpreted(request: OpeningRequest) -> tuple[RankedDeviceExecutor, int]:
-    """In this machine's memory, a process for each rank. Raises RankError."""
+    """Open an engine in this machine's memory, with a process for each rank. Raises RankError."""
     from llmc.runtime.executors.triton_interpreter import open_engine
     from llmc.runtime.ranks.interpreted_place import meet_interpreted, shared_bytes
 

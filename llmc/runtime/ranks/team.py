@@ -37,7 +37,7 @@ class Member:
     shares_memory: bool = True
 
     def end_in_words(self) -> str:
-        """How it ended, as far as this process can know."""
+        """Return how the process ended, as far as this process can know."""
         if self.process is None:
             return "has closed its connection"
         with suppress(subprocess.TimeoutExpired):

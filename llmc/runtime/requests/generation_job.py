@@ -83,7 +83,7 @@ class SampledJob:
                 choice.stop(reason)
 
     def results(self) -> list[ChoiceResult]:
-        """In order of index, or the likeliest by mean log-probability first."""
+        """Return the finished choices in order of index, or the likeliest by mean log-probability first."""
         choices = list(self.choices)
         if self.given < len(choices):
             choices.sort(key=lambda c: -(c.cumulative_logprob or 0.0) / max(1, len(c.tokens) - c.prompt_tokens))

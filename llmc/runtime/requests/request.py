@@ -92,7 +92,7 @@ class Request(ABC):
 
     @property
     def choice(self) -> RowChoice | None:
-        """How a device can choose its next token without showing it the logits; None if it needs them."""
+        """Return how a device can choose the next token without showing its logits; None if the request needs them."""
         return None
 
     def read(self, start: int, logits: npt.NDArray[np.float32]) -> None:

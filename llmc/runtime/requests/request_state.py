@@ -44,7 +44,7 @@ class Standing:
         return self.groups[group - 1].blocks if group else self.blocks
 
     def dropped(self, group: int) -> int:
-        """How many rows fewer than positions the request has in a group of caches."""
+        """Return the number of rows that a group of caches has fewer than the request has positions."""
         return self.groups[group - 1].dropped if group else 0
 
     def slot(self, group: int, position: int, block_size: int) -> int:

@@ -92,7 +92,7 @@ def _waiting_time(numbers: Floats) -> Doubles:
 
 
 def _uniform(words: Words) -> Floats:
-    """In (0, 1): of 31 of a word's bits, half a unit above the least."""
+    """Return numbers in (0, 1), from 31 bits of each word; the least is half a unit."""
     folded = np.where(words >> np.uint64(31), words ^ _WORD, words).astype(np.float32)
     return folded * _UNIT + np.float32(0.5) * _UNIT
 

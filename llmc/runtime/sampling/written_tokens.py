@@ -31,7 +31,7 @@ class GrowingTokens:
         self._count = self._prompt_tokens = len(prompt)
 
     def append(self, token: int) -> None:
-        """One more token of the output."""
+        """Append a token of the output."""
         if self._count == len(self._ids):
             self._ids = np.concatenate([self._ids, np.empty_like(self._ids)])
         self._ids[self._count] = token

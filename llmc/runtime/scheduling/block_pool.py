@@ -99,14 +99,15 @@ class BlockPool:
         return own
 
     def share(self, blocks: Sequence[int]) -> None:
-        """One more holder for each of these blocks, which must be held or cached."""
+        """Add a holder to each of these blocks, which must be held or cached."""
         for block in blocks:
             if not self._holders[block] and not self._take(block):
                 raise ValueError(f"block {block} is free and cannot be shared")
             self._holders[block] += 1
 
     def release(self, blocks: Sequence[int], *, least: bool = False) -> None:
-        """One holder fewer for each; the last one's leaving frees or caches the block. least: as worth least.
+        """Remove a holder from each block. A block without holders is freed or cached. least: cached blocks are evicted
+        first.
 
         The last block of the list goes first: a prefix's end is given away before its beginning.
         """

@@ -42,7 +42,7 @@ class RequestBlocks:
         return count <= self._pool.available and all(count <= group.pool.available for group in self.groups)
 
     def append(self, requests: Iterable[Request], count: int) -> None:
-        """One more for each of the `count` requests; they must fit."""
+        """Append a block to each of the `count` requests; they must fit."""
         for request, block in zip(requests, self._pool.allocate(count), strict=True):
             request.standing.blocks.append(block)
         for index, group in enumerate(self.groups):
@@ -101,7 +101,7 @@ class RequestBlocks:
         return request.fitting(min(tokens, self.until_cut(request)), rows)
 
     def until_cut(self, request: Request) -> int:
-        """How many tokens may follow those that the request has computed until one of its tables is cut."""
+        """Return the number of tokens that may follow the computed ones before one of the request's tables is cut."""
         found, tables = self._limits.max_model_len, request.standing.groups
         for index, group in enumerate(self.groups):
             found = min(found, group.until_cut(request, request.computed, tables[index] if tables else None))

@@ -224,8 +224,8 @@ class SecondTier:
 
 
 def _most_blocks(request: Request, size: int) -> int:
-    """How many blocks the request may find: its last token is always computed, and so are the tokens whose logits it
-    needs."""
+    """Return the maximum number of blocks that the request may find: its last token is always computed, and so are the
+    tokens whose logits it needs."""
     if request.salt is None or request.scored < request.scored_end:
         return 0
     return (len(request.tokens) - 1) // size

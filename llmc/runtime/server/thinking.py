@@ -34,7 +34,8 @@ class Thinking:
     interrupts: tuple[str, ...] = ()
 
     def tokens(self, output: Iterable[int], utf8: Callable[[int], bytes]) -> int:
-        """How many tokens of an output were spent on thinking, tags included. utf8: a token's bytes."""
+        """Return the number of tokens of an output that were spent on thinking, tags included. utf8: a token's
+        bytes."""
         opening = self.tags.opening.encode()
         ends = [end.encode() for end in (self.tags.closing, *self.interrupts)]
         data, begun, count, thought = bytearray(), self.begun, 0, 0
@@ -96,7 +97,7 @@ def think_tags(parser: str, template: str) -> ThinkTags | None:
 
 
 def _unlikeness(tags: ThinkTags, template: str) -> int:
-    """How little a template that names the tags is like one of theirs, by the tags of the answer."""
+    """Return how much a template that contains the tags differs from a known one, by the tags of the answer."""
     if tags.answer is None:
         return 1
     return 0 if tags.answer[0] in template else 2

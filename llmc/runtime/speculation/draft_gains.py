@@ -77,8 +77,8 @@ class DraftGains:
         return sum(self._share_made(index) for index in range(asked))
 
     def _levels(self, asked: int) -> list[float]:
-        """By depth, the share of drafts that are at least that deep; the deepest observed if more were never
-        requested."""
+        """Return for each depth the share of drafts that are at least that deep, or the deepest observed one if more
+        were never requested."""
         deepest = self._depths.get(asked) or min(asked, max(self._depths.values(), default=asked))
         return [self._share_made(index) * min(1.0, deepest - index) for index in range(math.ceil(deepest))]
 

@@ -101,7 +101,7 @@ def says_nothing(message: Message) -> bool:
 
 
 def conversations(messages: Conversation | Iterable[Conversation]) -> list[Any]:
-    """One conversation or several as a list of them, which need not be right."""
+    """Return one conversation or several as a list of them, without checking them."""
     if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Iterable):
         return [messages]
     given = list(messages)

@@ -118,7 +118,7 @@ def _call_example(form: ConversationForm, render: Render, end_token: str) -> str
 
 
 def _common(one: str, other: str) -> int:
-    """How many characters two texts begin with both."""
+    """Return the number of characters with which both texts begin."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 

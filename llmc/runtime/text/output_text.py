@@ -89,5 +89,5 @@ class OutputText:
 
 
 def held_back(text: str, marks: Iterable[str]) -> int:
-    """How many characters at the end of a text could be the beginning of one of the marks."""
+    """Return the number of characters at the end of a text that could be the beginning of one of the marks."""
     return max((n for mark in marks for n in range(1, len(mark)) if text.endswith(mark[:n])), default=0)

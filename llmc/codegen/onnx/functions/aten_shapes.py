@@ -58,7 +58,7 @@ def squeeze(b: Body, self: Value, dim: int) -> str:
 
 
 def select(b: Body, self: Value, dim: int, index: int | Value) -> str:
-    """One element of an axis."""
+    """Select one element of an axis."""
     return b("Gather", self, b.integer(index) if isinstance(index, int) else index, axis=dim)
 
 

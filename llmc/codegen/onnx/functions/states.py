@@ -81,14 +81,14 @@ def _repeated(b: Body, x: Value, heads: int) -> str:
 def linear_recurrence(
     b: Body, x: Value, decay: Value, initial: float, tropical: bool, **step: Value
 ) -> tuple[str, ...]:
-    """In the semiring of max and + where it is tropical."""
+    """Compute a linear recurrence, over max and + if it is tropical."""
     of = sequences(b, x, (x.size(1),), step, initial)
     rule = partial(_channel_rule, *(("Add", "Max") if tropical else ("Mul", "Add")))
     return scan(b, of, rule, [of.rows(x), of.rows(decay)], 2)
 
 
 def _channel_rule(times: str, plus: str, inner: Body, before: str, rows: Sequence[str]) -> tuple[str, str]:
-    """In the semiring of these two; y is the state before."""
+    """Return the names of y and of the state after a token, over these two operations. before: the state before it."""
     x, decay = rows
     return inner(plus, inner(times, decay, before), x), before
 

@@ -129,7 +129,7 @@ def _scores(product: fx.Node, lines: Iterator[_Line], length: int, softmax: fx.N
 
 
 def _least_and_most(factor: Tensor, shown: Tensor) -> set[float]:
-    """One number if a factor is the same wherever scores are shown."""
+    """Return the least and the largest value of a factor where scores are shown; a single number if it is constant."""
     if factor.numel() == 1 or not shown.any():
         return {float(factor.flatten()[0])}
     numbers = factor.expand(shown.shape)[shown]

@@ -46,7 +46,7 @@ class JsonCalls:
         return call.begun
 
     def write(self, text: GrammarText, tools: Tools) -> str:
-        """One call, of any of the functions."""
+        """Write the grammar of one call of any of the functions."""
         return text.choice([self._of_function(text, function) for function in tools.values()])
 
     def example(self, name: str, key: str, value: str) -> str:

@@ -54,7 +54,7 @@ class LiteralCalls:
         return True
 
     def write(self, text: GrammarText, tools: Tools) -> str:
-        """One call, of any of the functions."""
+        """Write the grammar of one call of any of the functions."""
         values = LiteralGrammar(text, self.dialect)
         return text.choice([self._of_function(text, values, function) for function in tools.values()])
 
