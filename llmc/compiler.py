@@ -348,7 +348,7 @@ def check_ids(weight: Tensor, slot: WeightSlot, names: Sequence[str]) -> None:
 
 
 def filled(packed: Tensor, slot: WeightSlot) -> Tensor:
-    """With zeros behind it where a rank has fewer elements than the slot has room for."""
+    """Append zeros if a rank has fewer elements than the slot has room for."""
     if not slot.layout.is_sparse:
         return packed
     return torch.nn.functional.pad(packed, (0, slot.nbytes // packed.dtype.itemsize - len(packed)))

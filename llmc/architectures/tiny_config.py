@@ -147,7 +147,7 @@ _OVERRIDES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 
 def architectures() -> Iterator[tuple[str, str]]:
     """(model type, class name) of each class in transformers' causal mapping, in the order of their model types, each
-    with its variants behind it."""
+    with its variants after it."""
     import_transformers()
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 

@@ -205,7 +205,7 @@ def cut_graph(pipeline: Pipeline, number: int) -> ModelGraph:
 
 
 def with_made_nodes(culprit: Culprit, graph: ModelGraph) -> Culprit:
-    """The culprit whose rewrite knows which nodes of the graph behind it it made."""
+    """The culprit, whose rewrite has the nodes that it made in the graph after it."""
     if culprit.rewrite is None or culprit.rewrite.made:
         return culprit
     title = f"#{culprit.rewrite.number} {culprit.pass_name}"

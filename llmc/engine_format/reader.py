@@ -173,7 +173,7 @@ def stage_folder(stage: int) -> str:
 
 
 def _further_stages(files: EngineFiles, manifest: Manifest, first: Program) -> list[StageProgram]:
-    """The stages behind the first, each of which continues where the one before ends."""
+    """The stages after the first, each of which continues where the one before ends."""
     found: list[StageProgram] = []
     before = first
     for number in range(1, first.layout.pipeline):

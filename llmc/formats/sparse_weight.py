@@ -33,5 +33,5 @@ class SparseWeight:
 
 
 def sparse_bits(element_bits: float, zeros: float) -> float:
-    """Bits a weight of elements behind masks: those that are not zero, and one for each."""
+    """Bits per weight with masks: those of the nonzero elements, and one per element."""
     return element_bits * (1.0 - zeros) + 1.0

@@ -15,7 +15,7 @@ from llmc.graph.op_record import A, OpCall
 from llmc.ops.paged_attention import visible_rows
 from llmc.ops.registry import FROM_SERVING, WHOLE_SEQUENCE, op
 
-# Stands behind a query's places where it sees fewer keys than may be chosen.
+# Fills the rest of a query's places where it sees fewer keys than may be chosen.
 NO_PLACE = 2**31 - 1
 
 

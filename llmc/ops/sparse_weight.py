@@ -1,4 +1,4 @@
-"""Sparse weights: the elements that are not zero, behind 64-bit masks that say where they are.
+"""Sparse weights: the nonzero elements, with 64-bit masks of their places.
 
 A weight [out, in] is stored as masks [out, ⌈in / 64⌉], int64, bit i of word w for column 64·w + i, and values [count]:
 the elements whose bit is set, in row order. The stored size is
@@ -36,7 +36,7 @@ def _fits(call: OpCall) -> str | None:
     part=Part.STORAGE,
 )
 def sparse_bitmask(values: Tensor, masks: Tensor, columns: int, dtype: torch.dtype) -> Tensor:
-    """The weight [out, columns] of values [count] behind masks [out, ⌈columns / 64⌉], in dtype."""
+    """The weight [out, columns] of values [count] with masks [out, ⌈columns / 64⌉], in dtype."""
     return expanded(values, masks, columns).to(dtype)
 
 

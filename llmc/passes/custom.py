@@ -16,9 +16,9 @@ ENTRY_POINT_GROUP = "llmc.passes"
 
 
 def place(passes: Iterable[Pass], added: Sequence[Pass]) -> tuple[Pass, ...]:
-    """The passes with `added` put in: each behind the pass that its `after` names, or at the end.
+    """The passes with `added` put in: each after the pass that its `after` names, or at the end.
 
-    Several behind the same pass keep their order. Raises OptionError for an object that is not a pass, for a name that
+    Several after the same pass keep their order. Raises OptionError for an object that is not a pass, for a name that
     is taken, and for an `after` that names no pass.
     """
     order = list(passes)

@@ -48,7 +48,7 @@ class Rewrite:
         such a use is a refusal, except of a node that only moves data (a view, a cast), which costs little twice.
     stage: the stage of the graph that comes out; None is that of the graph that goes in.
     applies: whether a match is meant by the pass at all; one that is not is passed over without a refusal.
-    after: where llmc.passes.extended puts it: behind the pass of this name; None is the end.
+    after: where llmc.passes.extended puts it: after the pass of this name; None is the end.
     examples: for `llmc prove`, which looks for values of the wildcards itself: those that it cannot find, by name, a
         tensor as its shape. One mapping a case, of all patterns that hold for it.
     """

@@ -15,7 +15,7 @@ class Compactor(Scored):
     """A row's score blends its key's statistical leverage with the attention that its own chunk pays to it.
 
     The queries of a chunk are read where it ends, so only theirs are kept. A table is cut where the first block begins
-    at or behind the end of the prompt, which ends the prompt's last chunk, and then after every `every` tokens, which
+    at or after the end of the prompt, which ends the prompt's last chunk, and then after every `every` tokens, which
     are a chunk each.
     Source: Chari and Van Durme 2025, "Compactor: Calibrated query-agnostic KV cache compression with approximate
     leverage scores".

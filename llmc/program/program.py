@@ -59,7 +59,7 @@ class Layout(Enum):
     weights, scales and zeros included. SPARSE_PANELS, GATED_SPARSE_PANELS, SPARSE_CODE_PANELS,
     GATED_SPARSE_CODE_PANELS: the same without the elements that are zero. CODE_ROWS, CODE_PAIR_ROWS: row-major codes of
     a quantized weight alone, a byte each or two in a byte; CODE_2_ROWS, CODE_3_ROWS, CODE_5_ROWS, CODE_6_ROWS: their
-    low two or four bits so, what is above behind them; STEP_ROWS: the steps of its scales and minima, in their bits
+    low two or four bits so, the higher bits after them; STEP_ROWS: the steps of its scales and minima, in their bits
     (codegen/triton/code_rows.py). MASK_ROWS, MASK_STARTS: of a weight without its zeros where its
     elements are, and where those of a row begin, which are ROWS (codegen/triton/mask_rows.py). VECTOR_F32: a vector
     widened to fp32. NIBBLES: codes of four bits in their order, two in a byte, the first in its low half.
@@ -324,7 +324,7 @@ class Program:
     program that reads none. layout: of the engine's ranks; those of one stage run the program together, each with its
     own weights and caches. stage: which one it is. hands_over: columns of the rows in fp32, one for each token, that a
     step gives for the next stage in the place of logits; 0 where it gives logits. adapters: where they go; None for an
-    engine that takes none. states: what its ops carry from token to token. policies: of the groups of caches behind the
+    engine that takes none. states: what its ops carry from token to token. policies: of the groups of caches after the
     first, which keeps everything.
     """
 

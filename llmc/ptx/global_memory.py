@@ -49,7 +49,7 @@ class Buffer:
 
     @property
     def end(self) -> int:
-        """The address behind its last byte."""
+        """The address after its last byte."""
         return self.address + len(self.data)
 
     def words(self, nbytes: int) -> npt.NDArray[Any]:
@@ -127,7 +127,7 @@ class GlobalMemory:
             left = np.setdiff1d(left, ours)
 
     def _place_of(self, address: int) -> str:
-        """An address in words that help: how far behind which buffer."""
+        """An address in words that help: how far after which buffer."""
         place = bisect_right(self._starts, address) - 1
         if place < 0:
             return f"{address:#x}"

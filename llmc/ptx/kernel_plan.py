@@ -57,7 +57,7 @@ class KernelPlan:
 def plan_kernel(kernel: Kernel, module: str, threads: int, dynamic_bytes: int) -> KernelPlan:
     """Place a kernel's variables. dynamic_bytes: of shared memory, which the launch gives.
 
-    A variable whose size the launch decides begins behind all others.
+    A variable whose size the launch decides begins after all others.
     """
     symbols = {parameter.name: parameter.offset for parameter in kernel.parameters}
     shared, local, variables = 0, 0, list[Buffer]()

@@ -146,7 +146,7 @@ class Shadow:
     def _judge(
         self, found: Stamps, lanes: Indices, at: Instruction, what: str, settled: int, by_proxy: bool, by_warp: bool
     ) -> None:
-        """Check each stamp separately. by_proxy: stores need a proxy fence behind them too."""
+        """Check each stamp separately. by_proxy: stores also need a proxy fence after them."""
         order = self._order
         if found.shape[1] > 1 and (found == found[:, :1]).all():
             found = found[:, :1]

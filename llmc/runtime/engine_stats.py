@@ -66,7 +66,7 @@ class CacheStats:
 @dataclass(frozen=True)
 class GroupStats:
     """The blocks of layers that do not keep everything. policy: what they keep, as text. kept, dropped: rows that
-    tables held behind a cut, and that left them, since the engine was opened."""
+    tables held after a cut, and that left them, since the engine was opened."""
 
     policy: str
     total: int

@@ -78,7 +78,7 @@ class MtpCheckpoint:
         return DraftModule(module, recipes, width, target.vocab_size, None)
 
 
-# The prefixes of MtpDraft's parameters that are those of a layer of the target's kind, and of the norm behind it.
+# The prefixes of MtpDraft's parameters that are those of a layer of the target's kind, and of the norm after it.
 LAYER, NORM = "decoder.layers.0.", "decoder.norm."
 _QWEN_LAYER = re.compile(r"mtp\.layers\.(\d+)\..")
 _PROJECTION = re.compile(r"model\.layers\.(\d+)\.eh_proj\.weight")

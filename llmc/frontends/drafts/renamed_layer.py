@@ -12,7 +12,7 @@ from llmc.graph.weights import Recipe, renamed
 
 
 class RenamedLayer:
-    """A StoredShapes. layer, norm: what the checkpoint's names of its tensors, and of those of the norm behind it,
+    """A StoredShapes. layer, norm: what the checkpoint's names of its tensors, and of those of the norm after it,
     begin with; here they are those of `layers.0.` and `norm.`. others: of tensors that are none of these."""
 
     def __init__(self, source: SafetensorsSource, layer: str, norm: str, others: Collection[str]) -> None:

@@ -177,7 +177,7 @@ def _in_order(packed: Tensor, count: int) -> Tensor:
 
 
 def _six(blocks: Tensor) -> _Parts:
-    """Eight scales and eight minima, of six bits each, behind the floats that they are multiplied by.
+    """Eight scales and eight minima, of six bits each, after the floats that they are multiplied by.
 
     Byte i of the first four holds the scale i, of the next four the minimum i; their two highest bits are those of the
     scale and minimum i + 4, whose lower bits are in the last four.

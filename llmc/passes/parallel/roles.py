@@ -123,7 +123,7 @@ def _add(found: list[AxesClass], each: AxesClass) -> None:
 
 
 def sum_of(node: fx.Node) -> fx.Node:
-    """Where the parts of a sum that a node makes are added up: behind what alone reads it, if that is as well done with
+    """Where the parts of a sum that a node makes are added up: after its only reader, if that is as well done with
     each part."""
     while len(node.users) == 1:
         (reader,) = node.users

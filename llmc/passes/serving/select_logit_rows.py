@@ -176,7 +176,7 @@ def _unselectable(graph: ModelGraph, operand: fx.Node, reader: fx.Node) -> Refus
 
 
 def _is_end(node: fx.Node) -> bool:
-    """Whether the selection is meant to end there: at what mixes tokens or makes rows, and right behind attention."""
+    """Whether the selection is meant to end there: at what mixes tokens or makes rows, and right after attention."""
     record = record_of(node)
     return node.target in _VIEWS or (record is not None and not record.rows)
 

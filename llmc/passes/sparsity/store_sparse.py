@@ -1,4 +1,4 @@
-"""Store weights without their zeros: the elements that are left, behind masks.
+"""Store weights without their zeros: the remaining elements, with masks.
 
     linear(x, w)                             ->  linear(x, sparse_bitmask(values(w), masks(w)))
     linear(x, dequantize(codes, scales))     ->  linear(x, sparse_codes(values(codes), masks(codes), scales))
@@ -6,7 +6,7 @@
 One rewrite for each weight that sparsify or read_sparse noted, after all merges and fusions, so that those see dense
 weights; the recipes make values and masks while weights stream into the engine. How many elements are left is counted
 here, on every rank; all have room for the most.
-Must have: a weight that only products and lookups read; codes that are int8 without zero points; fewer bits behind
+Must have: a weight that only products and lookups read; codes that are int8 without zero points; fewer bits with
 masks than with zeros. Numerics: exact.
 """
 
@@ -32,7 +32,7 @@ from llmc.passes.rewrite_log import RewriteLog
 
 _llmc = torch.ops.llmc
 _DEQUANTIZE = _llmc.dequantize.default
-# Bits behind masks may be this share of those with zeros: less is not worth finding each element's place.
+# Bits with masks may be this share of those with zeros: less is not worth finding each element's place.
 _MOST_BITS = 0.95
 
 

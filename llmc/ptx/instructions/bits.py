@@ -31,7 +31,7 @@ def _shift_right(modifiers: Modifiers) -> Elementwise:
 
 
 def _funnel(modifiers: Modifiers) -> Elementwise:
-    """shf: 32 bits of two words, one behind the other."""
+    """shf: 32 bits of two consecutive words."""
     direction, clamps = modifiers.one_of("l", "r"), modifiers.one_of("clamp", "wrap") == "clamp"
     modifiers.one_of("b32")
 
@@ -47,7 +47,7 @@ def _funnel(modifiers: Modifiers) -> Elementwise:
 
 
 def _extract(modifiers: Modifiers) -> Elementwise:
-    """bfe: `length` bits from `start` on; bits behind the field and behind the word are the field's sign if the type
+    """bfe: `length` bits from `start` on; bits after the field and after the word are the field's sign if the type
     has one, else zeros."""
     dtype = NUMPY_TYPES[modifiers.one_of("u32", "s32", "u64", "s64")]
     bits = 8 * dtype.itemsize

@@ -64,7 +64,7 @@ def build_policy(operands: Operands, modifiers: Modifiers) -> Action:
 
 
 def build_grid_dependency(operands: Operands, modifiers: Modifiers) -> Action:
-    """griddepcontrol: wait for the launches before this one, or let those behind it begin."""
+    """griddepcontrol: wait for the launches before this one, or let those after it begin."""
     verb = modifiers.one_of("wait", "launch_dependents")
     modifiers.finish()
     operands.count(0)

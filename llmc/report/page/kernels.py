@@ -16,7 +16,7 @@ from llmc.report.profile import kernel_class
 
 # As codegen/cpp/step.py prints them: a mark after every launch, and loops as separate functions.
 _MARK = re.compile(r"^  mark\(times, (\d+)\);$", re.MULTILINE)
-# A function of the kernel library, or what a macro makes ones of, by its name behind llmc_.
+# A function of the kernel library, or what a macro makes ones of, by its name after llmc_.
 _DEFINED = re.compile(r"(?:LLMC_KERNELS?\(\w+, |\bllmc_)(\w+)")
 _LOOP = re.compile(r"(?:^//[^\n]*\n)*^static void (loop_\w+)\(.*?^\}\n", re.MULTILINE | re.DOTALL)
 

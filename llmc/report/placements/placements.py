@@ -108,7 +108,7 @@ def _sharing(spans: list[tuple[int, int]]) -> str:
 
 
 def _readers(weight: fx.Node) -> Iterator[fx.Node]:
-    """The ops that a weight is for, behind those that only decode it."""
+    """The ops that a weight is for, after those that only decode it."""
     for user in weight.users:
         record = record_of(user)
         if record is None or record.part is None:

@@ -284,7 +284,7 @@ def open_library(engine: EngineDirectory) -> ctypes.CDLL:
 
 
 def _joined(of_first: Ints, of_groups: Ints | None) -> Ints:
-    """An array of the first group of caches, and behind it those of the others."""
+    """An array of the first group of caches, followed by those of the others."""
     return of_first if of_groups is None else np.concatenate((of_first[None], of_groups))
 
 

@@ -4,7 +4,7 @@ Blocks are found by their digests (block_digests.py), which start from the reque
 the prompts of others from response times. Only full blocks are kept (as in vLLM's automatic prefix caching), generated
 tokens' blocks among them: the next turn of a conversation finds the answer of the last one. For a model with states, a
 prefix is found up to a snapshot (state_snapshots.py). With layers that do not keep everything, it is found as far as
-the blocks that the next token sees still exist (scheduling/group_pool.py), and blocks behind rows that have left have
+the blocks that the next token sees still exist (scheduling/group_pool.py), and blocks after rows that have left have
 other digests than those of the plain prefix (cut_marks.py).
 
 Hashing would be the most expensive part of scheduling, and mostly unused. A prompt is therefore hashed before it comes
@@ -27,7 +27,7 @@ from llmc.runtime.scheduling.group_pool import GroupPool, usable
 
 
 class PrefixCache:
-    """Blocks of `block_size` tokens by digest, kept in `pool`. queries, hits: tokens looked up and begun behind.
+    """Blocks of `block_size` tokens by digest, kept in `pool`. queries, hits: tokens looked up, and found.
 
     snapshots: of the states at their ends, of a model that has some. groups: pools of layers that do not keep
     everything, which have their own blocks. offload: takes the blocks that the pools give away; none are folded

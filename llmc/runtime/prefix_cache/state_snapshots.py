@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from llmc.runtime.requests.request import Request
 
-# A prompt's rest behind its snapshot is a separate step, which reads all weights once more.
+# The rest of a prompt after its snapshot is a separate step, which reads all weights once more.
 SPACING = 64
 
 

@@ -1,4 +1,4 @@
-"""The blocks of a group of layers that do not keep everything, and which of them other requests may begin behind."""
+"""The blocks of a group of layers that do not keep everything, and after which of them other requests may begin."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -265,7 +265,7 @@ class GroupPool:
         return blocks[row // self._size] * self._size + row % self._size
 
     def _first(self, row: int) -> int:
-        """The first block behind the pinned ones that a token in this row, or in a later one, sees."""
+        """The first block after the pinned ones that a token in this row, or in a later one, sees."""
         return max(self._pinned, self._visible.first(max(0, row - self._slack)) // self._size)
 
     def _lose(self, blocks: Sequence[int], contents: Sequence[object]) -> None:
@@ -282,7 +282,7 @@ def _progress(request: Request, table: GroupTable | None) -> Progress:
 
 
 def group_pools(program: Program, blocks: int, slack: int = 0) -> tuple[GroupPool, ...]:
-    """The pools of a program's groups of caches behind group 0, which has `blocks` blocks."""
+    """The pools of a program's groups of caches after group 0, which has `blocks` blocks."""
     _, *counts = program.group_blocks(blocks)
     return tuple(
         GroupPool(policy, count, program.limits, slack) for policy, count in zip(program.policies, counts, strict=True)
@@ -290,7 +290,7 @@ def group_pools(program: Program, blocks: int, slack: int = 0) -> tuple[GroupPoo
 
 
 def usable(groups: Sequence[GroupPool], request: Request, found: Sequence[int]) -> int:
-    """The number of found blocks that a request can begin behind."""
+    """The number of found blocks after which a request can begin."""
     return usable_with(groups, request, found, len(found), lambda group, place: False)
 
 
@@ -301,7 +301,7 @@ def usable_with(
     end: int,
     elsewhere: Callable[[int, int], bool],
 ) -> int:
-    """The number of places, at most `end`, that a request can begin behind.
+    """The number of places, at most `end`, after which a request can begin.
 
     Args:
         found: blocks of group 0, of the first places.

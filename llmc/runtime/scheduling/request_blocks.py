@@ -108,7 +108,7 @@ class RequestBlocks:
         return found
 
     def can_start(self, request: Request, found: Sequence[int], others: Sequence[Request]) -> bool:
-        """Whether there is room for a request behind the found blocks, and for the blocks that the running requests of
+        """Whether there is room for a request after the found blocks, and for the blocks that the running requests of
         `others` still need for their tokens."""
         missing = self._limits.blocks_for(len(request.tokens)) - len(found)
         needs = [min(missing + group.revived(found), group.most(request)) for group in self.groups]
@@ -117,7 +117,7 @@ class RequestBlocks:
     def can_return(
         self, request: Request, found: Sequence[int], saved: SavedRequest, others: Sequence[Request]
     ) -> bool:
-        """As `can_start`, of a request that was swapped out, behind the first blocks that were found again."""
+        """As `can_start`, of a request that was swapped out, after the first blocks that were found again."""
         total = self._limits.blocks_for(len(request.tokens))
         growth = total - saved.blocks
         needs = [

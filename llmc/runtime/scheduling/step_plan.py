@@ -30,7 +30,7 @@ class StepPlan(NamedTuple):
     """The work of one step: first the decodes by place, with one token and one row of logits each, then the chunks.
 
     copies: blocks to be filled from others before the step, {destination: source}; all sources are read first.
-    group_copies: the same of the groups of caches behind the first, by group.
+    group_copies: the same of the groups of caches after the first, by group.
     grown: decodes that have got one more block. entered: those that have come to their place, or whose blocks are
     others, since the last step. In both, requests without a place are to be ignored.
     """

@@ -41,7 +41,7 @@ class Ids(Enum):
 
 
 class Calls(Enum):
-    """The calls of one message. ONE_EACH: a message for each, with its result behind it."""
+    """The calls of one message. ONE_EACH: a message for each, with its result after it."""
 
     TOGETHER = "together"
     ONE_EACH = "one a message"

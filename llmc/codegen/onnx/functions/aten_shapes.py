@@ -18,7 +18,7 @@ def reshape(b: Body, self: Value, shape: Sizes = (), size: Sizes = ()) -> str:
 
 
 def flatten(b: Body, self: Value, start_dim: int, end_dim: int) -> str:
-    """Reshape, with the sizes before and behind as they are."""
+    """Reshape, with the sizes before and after as they are."""
     rank = len(self.shape)
     start, end = start_dim % rank, end_dim % rank
     leading, trailing = b("Shape", self, end=start), b("Shape", self, start=end + 1)

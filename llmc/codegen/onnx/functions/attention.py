@@ -77,7 +77,7 @@ def _attend(
     flat = b("Concat", b.length(queries, 0), b.integers([0, -1]), b.length(keys, 2), axis=0)
     weights = b("Reshape", b("Exp", b("Sub", scores, largest)), flat)
     # The sum of weights is one more channel: also summed in the order of keys, it has the same bits for any zero
-    # weights between or behind them.
+    # weights between or after them.
     ones = b("Expand", b.number(1.0), b("Concat", b("Shape", values, end=3), b.integers([1]), axis=0))
     sums = b("MatMul", weights, b("Concat", values, ones, axis=3))
     sums = b("Reshape", sums, b("Concat", b.length(queries, 0), b.integers([0, group, -1]), b.length(sums, 3), axis=0))
