@@ -49,7 +49,7 @@ class Summary:
     first_error: str | None
 
     def to_json(self) -> dict[str, Any]:
-        """With vLLM's names for the latencies (mean_ttft_ms, …)."""
+        """Return the summary as plain data, with vLLM's names for the latencies (mean_ttft_ms, …)."""
         figures = {name: value for name, value in vars(self).items() if name != "latencies"}
         for name, latency in self.latencies.items():
             figures |= {f"{kind}_{name}_ms": value for kind, value in vars(latency).items()}

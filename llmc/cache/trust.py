@@ -28,7 +28,7 @@ def make_private(folder: Path) -> None:
 
 
 def distrust(path: Path) -> str | None:
-    """Why a file or directory with all that is in it is not to be used; None if it may be, or is not there."""
+    """Return why a file or directory with all that is in it is not to be used; None if it may be, or is not there."""
     with suppress(FileNotFoundError):
         status = path.lstat()
         inside = path.rglob("*") if stat.S_ISDIR(status.st_mode) else ()

@@ -113,7 +113,7 @@ def _reproduce(session: Session, culprit: Culprit, directory: Path, command: lis
 
 
 def _command_line(number: int) -> list[str]:
-    """This command again, for one rewrite only."""
+    """Return this command again, for one rewrite only."""
     kept = list(sys.argv[1:])
     for option in ("-o", "--output"):
         while option in kept:

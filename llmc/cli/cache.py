@@ -81,7 +81,7 @@ def _kind_table(found: list[CacheEntry]) -> FittingTable:
 
 
 def _entry_table(found: list[CacheEntry]) -> FittingTable:
-    """Only names may be folded."""
+    """Return a table of entries, in which only names may be folded."""
     table = FittingTable("", (Column("kind", rank=2), Column("name"), *numeric("size", ("last used", 1))))
     for entry in sorted(found, key=lambda entry: -entry.used):
         table.add_row(entry.kind.value, entry.path.name, in_bytes(entry.nbytes), ago(time.time() - entry.used))

@@ -175,7 +175,7 @@ def _short(number: float) -> str:
 
 
 def model_json(found: ModelDifference) -> dict[str, Any]:
-    """Plain data for JSON; NaN and infinity become null."""
+    """Return a comparison as plain data for JSON; NaN and infinity become null."""
 
     def figures(d: Difference | None) -> dict[str, float | None] | None:
         if d is None:

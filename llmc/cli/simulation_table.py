@@ -98,7 +98,7 @@ def fleet_table(fleets: Sequence[Fleet], title: str, goals: Mapping[str, float])
 
 
 def fleets_json(fleets: Sequence[Fleet | NoFleet]) -> dict[str, Any]:
-    """Plain data, the smallest first."""
+    """Return fleets as plain data, the smallest first."""
     found = by_size([each for each in fleets if isinstance(each, Fleet)])
     return {
         "fleets": [
@@ -116,7 +116,7 @@ def fleets_json(fleets: Sequence[Fleet | NoFleet]) -> dict[str, Any]:
 
 
 def comparison_json(comparison: Comparison) -> dict[str, Any]:
-    """Plain data, with vLLM's names for the latencies."""
+    """Return a comparison as plain data, with vLLM's names for the latencies."""
     best = comparison.best
     return {
         "goals": dict(comparison.goals),

@@ -26,7 +26,7 @@ class Claims:
 
     @property
     def nodes(self) -> frozenset[fx.Node]:
-        """All that is claimed."""
+        """All nodes that are claimed."""
         return frozenset(node for claimed in self.before.values() for node in claimed)
 
     def unit(self, node: fx.Node) -> tuple[fx.Node, ...]:

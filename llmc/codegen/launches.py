@@ -264,7 +264,7 @@ def spans_of(launches: Sequence[Launch]) -> dict[str, tuple[int, int]]:
 
 
 def alike(launches: Sequence[Launch]) -> Hashable:
-    """Equal for launches of the same kernels that differ in their operands only."""
+    """Return a key that is equal for launches of the same kernels that differ in their operands only."""
     return tuple(
         (x.kernel, x.grid, x.only, *((n, a) for n, a in x.arguments.items() if not isinstance(a, Operand)))
         for x in launches

@@ -150,7 +150,7 @@ def dtype_name(dtype: torch.dtype) -> str | None:
 
 
 def _in_memory(strides: tuple[int, ...], place: Place) -> tuple[int, ...]:
-    """With the row's stride as it is where the value lies."""
+    """Return the strides with the row stride that the value has in memory."""
     return (place.row_stride if strides[0] else 0, *strides[1:])
 
 

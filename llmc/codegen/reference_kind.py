@@ -38,7 +38,7 @@ class ReferenceKind:
 
     @contextmanager
     def builder(self, options: BuildOptions) -> "Iterator[ReferenceBuilder]":
-        """Without workers."""
+        """Yield a builder, which has no workers."""
         yield ReferenceBuilder(options)
 
     def pack(self, weight: Tensor, slot: WeightSlot) -> Tensor:
@@ -75,4 +75,4 @@ class ReferenceBuilder:
         return self._engine.program
 
     def finish(self, writer: EngineWriter, stages: Stages) -> None:
-        """Nothing is left to do."""
+        """Do nothing: the engine is complete."""

@@ -43,7 +43,7 @@ class SketchBackend:
         self._weights = graph.weights.keys()
 
     def refusal(self, node: fx.Node) -> Refusal | None:
-        """None: every op has a kernel."""
+        """Return None, because every op has a kernel."""
 
     def taken_in(self, node: fx.Node) -> None:
         """Kernels compute parts of products on the way, nothing else."""

@@ -126,7 +126,7 @@ def columns_of(shape: tuple[Dim, ...]) -> int:
 
 
 def find_views(graph: ModelGraph, claimed: Collection[fx.Node] = ()) -> tuple[Views, frozenset[fx.Node]]:
-    """Every tensor node's view of a value, and the reshape nodes that need a copy of their input first.
+    """Return every tensor node's view of a value, and the reshape nodes that need a copy of their input first.
 
     Such a reshape is a computing node: its value is the copy, in the shape of its input. A node with several outputs
     has a tuple of views. claimed: nodes without a value; their views are those of their inputs, in a tuple.

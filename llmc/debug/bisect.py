@@ -82,7 +82,7 @@ class Outline:
     failed_pass: str | None = None
 
     def spans(self) -> tuple[tuple[str, int, int], ...]:
-        """Each pass that rewrote anything, with its first and last number."""
+        """Return each pass that rewrote anything, with its first and last number."""
         found: dict[str, tuple[int, int]] = {}
         for name, record in self.rewrites:
             found[name] = (found.get(name, (record.number, 0))[0], record.number)

@@ -134,7 +134,7 @@ class MemoRun:
         return {node.name: value for node, value in values.items()}
 
     def recipe_key(self, recipe: Recipe) -> str:
-        """Equal for recipes that give equal weights."""
+        """Return a key that is equal for recipes that give equal weights."""
         known = self._recipe_keys.get(id(recipe)) or self._known_recipes.get(id(recipe))
         # The recipe is kept, so that its id stays its own.
         known = self._recipe_keys[id(recipe)] = known or (recipe, _key(recipe))
@@ -155,7 +155,7 @@ def value_of(content: Any) -> Value:
 
 
 def call_key(node: fx.Node, values: dict[fx.Node, Value]) -> str:
-    """Equal for calls of the same op on equal values."""
+    """Return a key that is equal for calls of the same op on equal values."""
 
     def text(argument: Any) -> str:
         if isinstance(argument, fx.Node):
@@ -204,7 +204,7 @@ def written_arguments(node: fx.Node) -> tuple[int, ...]:
 
 
 def _key(value: Any) -> str:
-    """Equal for equal contents, and for recipes that give equal weights."""
+    """Return a key that is equal for equal contents, and for recipes that give equal weights."""
     match value:
         case Tensor():
             flat = value.detach().contiguous().reshape(-1)

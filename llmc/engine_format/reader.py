@@ -120,8 +120,8 @@ def read_engine(path: Path, *, check_weights: bool = True, check_machine: bool =
 
 
 def start_engine(path: Path) -> tuple[EngineDirectory, WeightCheck]:
-    """As `read_engine` for any machine, but what no start needs is compared meanwhile and afterwards, the weights by
-    XXH3: see WeightCheck."""
+    """Read an engine as `read_engine` does for any machine, but check what no start needs meanwhile and afterwards, the
+    weights by XXH3: see WeightCheck."""
     files, manifest = _open(path)
     check = WeightCheck(files)
     try:

@@ -224,5 +224,5 @@ def _question(asked: str) -> re.Match[str] | None:
 
 
 def _shown(value: object) -> str:
-    """As it was sent, but short and without control characters."""
+    """Return a value as it was sent, shortened and without control characters."""
     return ascii(value)[:80]

@@ -72,7 +72,7 @@ def fetched_model(model: str | PathLike[str], weights: Sequence[HubFiles]) -> Pa
 
 
 def hub_name(text: str) -> HubName | None:
-    """None if the text is not a hub name, such as a path without exactly one slash."""
+    """Return the hub name of a text; None if it is not one, such as a path without exactly one slash."""
     found = _NAME.fullmatch(text)
     return None if found is None else HubName(found["repository"], found["revision"], found["type"])
 

@@ -139,7 +139,7 @@ def _shares(
 
 
 def _code_bits(user: fx.Node, codes: fx.Node) -> int:
-    """Stored bits per byte of the graph's tensor: kernels pack codes more tightly than one per byte."""
+    """Return the stored bits per byte of the graph's tensor: kernels pack codes more tightly than one per byte."""
     arguments = call_arguments(user)
     is_codes = arguments.get("codes") is codes and arguments.get("format") in CODE_FORMATS
     return CODE_FORMATS[arguments["format"]].bits if is_codes else 8

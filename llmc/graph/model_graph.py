@@ -94,7 +94,7 @@ class DraftCheckpoint(Protocol):
 
     @property
     def source(self) -> ShapedSource:
-        """Its tensors, by the names that recipes have after PREFIX."""
+        """The source of the draft's tensors, by the names that recipes have after PREFIX."""
 
     def taps(self, layers: int, width: int) -> tuple[int, ...] | None:
         """The layers of the target whose inputs the drafter reads; `layers` is the output of the last. None: it reads
@@ -202,7 +202,7 @@ class ModelGraph:
         self.side_outputs += (name,)
 
     def returned(self) -> tuple[fx.Node, ...]:
-        """All that the graph returns, in order; a node may be there twice."""
+        """All values that the graph returns, in order; a node may occur twice."""
         (result,) = self.graph.output_node().args
         nodes: Any = (result,) if isinstance(result, fx.Node) else result
         return tuple(nodes)

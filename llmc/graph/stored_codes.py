@@ -110,7 +110,7 @@ class CodeSource(WeightSource, Protocol):
         """Whether the weights' codes can be rows of one matrix: equally many columns, and codes of one kind."""
 
     def unpacked(self, name: str) -> UnpackedCodes:
-        """All parts of a weight of codes, or their shapes and dtypes on torch's meta device."""
+        """Return all parts of a weight of codes, or their shapes and dtypes on torch's meta device."""
 
     def input_scale(self, name: str) -> Tensor | None:
         """The static scale of a weight's activations, [1] in fp32; None if the checkpoint holds none."""

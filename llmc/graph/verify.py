@@ -65,7 +65,7 @@ def legal_ops(stage: Stage) -> frozenset[Any]:
 
 
 def fallback_ops(contracts: Collection[str]) -> frozenset[Any]:
-    """Further ops that are legal if the build waives these contracts."""
+    """Return further ops that are legal if the build waives these contracts."""
     own = {overload for overload, record in RECORDS.items() if record.fallback in contracts}
     return frozenset().union(own, *(_FALLBACKS.get(name, ()) for name in contracts))
 

@@ -11,7 +11,7 @@ from llmc.ops.registry import FROM_CAPTURED, IN_NO_GRAPH, like, op, per_element
 
 
 def alone(name: str) -> LoweringError:
-    """That a collective was called as if it were an op like others."""
+    """Return the error for a collective that was called outside a partitioned graph."""
     return LoweringError(
         f"llmc::{name} was called on a single rank", fix="run all ranks of the graph: llmc.graph.execute does"
     )

@@ -78,7 +78,7 @@ def mask_words(kept: Tensor) -> Tensor:
 
 
 def is_stored(weight: Tensor) -> Tensor:
-    """Which elements have a bit that is set, bool."""
+    """Return which elements have their bit set, bool."""
     return weight.contiguous().view(_INTEGERS[weight.dtype.itemsize]) != 0
 
 

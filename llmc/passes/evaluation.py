@@ -94,7 +94,7 @@ class _Unknown:
     node: fx.Node
 
     def names(self) -> tuple[str, ...]:
-        """None."""
+        """Return no names."""
         return ()
 
     def load(self, name: str) -> Tensor:

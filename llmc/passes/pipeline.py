@@ -80,7 +80,7 @@ from llmc.passes.speculative.tap_hidden_states import tap_for_draft
 
 
 def default() -> tuple[Pass, ...]:
-    """Every pass of a build, in order: llmc's own, and those of installed packages where they ask to be."""
+    """Return every pass of a build, in order: llmc's own, and those that installed packages register."""
     return place(built_in(), installed())
 
 
@@ -101,7 +101,7 @@ def essential() -> frozenset[str]:
 
 
 def canonical() -> tuple[Pass, ...]:
-    """From aten, as torch.export returns it, to llmc:: ops over tokens."""
+    """Return the passes from aten, as torch.export returns it, to llmc:: ops over tokens."""
     return (
         remove_export_residue,
         normalize_ops,
@@ -163,7 +163,7 @@ def parallel() -> tuple[Pass, ...]:
 
 
 def serving() -> tuple[Pass, ...]:
-    """From one whole sequence to a step of many requests."""
+    """Return the passes from one whole sequence to a step of many requests."""
     return (
         calibrate_queries,
         compress_kv_cache,

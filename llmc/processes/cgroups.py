@@ -47,7 +47,7 @@ def processor_quota(groups: Path = _GROUPS, mounts: Path = _MOUNTS) -> float | N
 
 
 def memory_limit(groups: Path = _GROUPS, mounts: Path = _MOUNTS) -> MemoryLimit | None:
-    """None without a limit. Pages of files that can be dropped count as left."""
+    """Return the memory limit; None without one. Pages of files that can be dropped count as free."""
     limits: list[MemoryLimit] = []
     for directory, is_new in _directories("memory", groups, mounts):
         names = ("memory.max", "memory.current") if is_new else ("memory.limit_in_bytes", "memory.usage_in_bytes")

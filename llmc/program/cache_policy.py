@@ -152,7 +152,8 @@ class CachePolicy:
         return True
 
     def cut_problem(self, block_size: int) -> str | None:
-        """Why tables with blocks of this size cannot be cut as the policy says; None if they can, or never are."""
+        """Return why tables with blocks of this size cannot be cut as the policy says; None if they can, or never
+        are."""
         if self.fills_at is None:
             return None
         ends = [end for rows in self.leaving() for end in (rows.start, rows.stop)]
@@ -192,7 +193,7 @@ class CachePolicy:
         return list(next(islice(self._tables(tokens if prompt is None else prompt), tokens, None)))
 
     def seen(self, tokens: int, prompt: int | None = None) -> Iterator[list[int]]:
-        """For each token of a sequence, the positions whose keys it sees, in order."""
+        """Yield for each token of a sequence the positions whose keys it sees, in order."""
         visible = self.visible
         for position, before in enumerate(islice(self._tables(tokens if prompt is None else prompt), tokens)):
             first, rows = visible.first(len(before)), [*before, position]

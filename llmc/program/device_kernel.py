@@ -46,7 +46,7 @@ class DeviceBinary:
 
     @property
     def files(self) -> tuple[str, ...]:
-        """Its files in the engine."""
+        """The kernel's files in the engine."""
         return (self.file,) if self.assembly is None else (self.file, self.assembly)
 
 

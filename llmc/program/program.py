@@ -47,7 +47,7 @@ class RowCount(Enum):
 
     @property
     def count(self) -> Count | int:
-        """As a launch's argument."""
+        """The count as an argument of a launch."""
         return 1 if self is RowCount.ONE else Count(self.value)
 
 
@@ -353,8 +353,7 @@ class Program:
         return self.layout.tensor
 
     def group_blocks(self, blocks: int) -> tuple[int, ...]:
-        """Return the number of blocks of each group of caches, given those of the first one, which holds whole
-        sequences."""
+        """Return the number of blocks of each group, given those of the first, which holds whole sequences."""
         return group_blocks(self.policies, self.limits, blocks, has_first=any(not cache.group for cache in self.caches))
 
     def token_bytes(self) -> tuple[int, ...]:

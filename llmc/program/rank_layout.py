@@ -23,7 +23,7 @@ class RankLayout:
         return rank // self.tensor
 
     def tensor_rank_of(self, rank: int) -> int:
-        """Its number among the ranks of its stage."""
+        """Return a rank's number among the ranks of its stage."""
         return rank % self.tensor
 
     def behind(self, rank: int) -> int | None:

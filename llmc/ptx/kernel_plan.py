@@ -48,7 +48,7 @@ class KernelPlan:
 
     @cached_property
     def blank_registers(self) -> tuple[Values, ...]:
-        """Every register, with zeros. One of 128 bits has no value: no instruction that is executed takes it."""
+        """Return every register, with zeros. One of 128 bits has no value: no instruction that is executed takes it."""
         blanks = {n: np.zeros((1, 1), UNSIGNED[n]) for n in UNSIGNED}
         nothing = np.zeros((1, 1), np.bool_)
         return tuple(nothing if r.is_predicate else blanks.get(r.nbytes, nothing) for r in self.kernel.registers)

@@ -43,7 +43,7 @@ class MatrixDescriptor:
 def chunk_offsets(
     leading: int, stride: int, swizzle_bytes: int, rows: int, row_bytes: int, is_transposed: bool
 ) -> Offsets:
-    """Where the runs of 16 bytes of a matrix lie, from its address on and before the swizzle.
+    """Return the offsets of a matrix's runs of 16 bytes from its address, before the swizzle.
 
     Args:
         leading: byte offset of the leading dimension.

@@ -107,7 +107,7 @@ class MBarriers:
             np.add.at(found.missing_bytes, valid // self._order.threads, nbytes[np.isin(lanes, valid)])
 
     def arrive(self, offset: int, lanes: Indices, count: Counts, at: Instruction) -> None:
-        """Each of the threads arrives so often."""
+        """Record that each of the threads arrives `count` times."""
         valid, found = self._usable(offset, lanes, at)
         if found is None:
             return
@@ -144,7 +144,7 @@ class MBarriers:
         self._end_phases(found)
 
     def test(self, offset: int, lanes: Indices, parity: Counts, at: Instruction) -> npt.NDArray[np.bool_]:
-        """Which of the threads find the phase of that parity ended; those have waited for it."""
+        """Return which threads find that the phase of that parity has ended; these have waited for it."""
         order = self._order
         valid, found = self._usable(offset, lanes, at)
         ended = np.ones(len(lanes), np.bool_)

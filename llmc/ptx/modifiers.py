@@ -30,7 +30,7 @@ class Modifiers:
         raise self.refused(f"it has none of {', '.join(f'.{name}' for name in names)}")
 
     def maybe(self, *names: str) -> str | None:
-        """Like `one_of`, but None if the opcode has none of them."""
+        """Return the same as `one_of`, but None if the opcode has none of them."""
         return self.one_of(*names) if any(given in names for given in self._rest) else None
 
     def next(self) -> str:
@@ -62,5 +62,5 @@ class Modifiers:
             raise self.refused(f"the machine does not know .{'.'.join(self._rest)} of it")
 
     def refused(self, why: str) -> Refused:
-        """To raise where the opcode is not one that is known."""
+        """Return the refusal of an unknown opcode."""
         return Refused(f"{self.instruction.opcode}: {why}", self.instruction)

@@ -38,7 +38,7 @@ class Scope:
         return found if found is not None or self.outer is None else self.outer.register(name)
 
     def label(self, name: str) -> str:
-        """Its name among all labels of the kernel: two scopes may each have one of the same name."""
+        """Return the label's name among all labels of the kernel: two scopes may each have one of the same name."""
         scope: Scope | None = self
         while scope is not None and name not in scope.labels:
             scope = scope.outer

@@ -113,6 +113,6 @@ class Order:
         return seen, self.fenced[rows, warps]
 
     def acquire(self, rows: npt.NDArray[np.intp], warps: npt.NDArray[np.intp], seen: Clocks, fenced: Clocks) -> None:
-        """Each warp sees from now on what another has published."""
+        """Record that each warp sees what another has published."""
         for clocks, added in ((self.seen, seen), (self.fenced, fenced)):
             np.maximum.at(clocks, (rows, warps), added)

@@ -51,13 +51,13 @@ def odd_sum(product: Values, addend: Values, total: Values) -> Values:
 
 
 def bf16_of_sum(product: Values, addend: Values) -> Values:
-    """Like `f32_of_sum`, rounded to bf16."""
+    """Add as `f32_of_sum` does, and round to bf16."""
     total = odd_sum(product, addend, product + addend)
     return bf16_of_f32(_odd_f32(total))
 
 
 def f16_of_sum(product: Values, addend: Values) -> Values:
-    """Like `f32_of_sum`, rounded to half precision."""
+    """Add as `f32_of_sum` does, and round to half precision."""
     return odd_sum(product, addend, product + addend).astype(F16)
 
 

@@ -68,7 +68,7 @@ class Shadow:
         return lost, rows * self._order.threads + (found[lost] & CODES - 1)
 
     def sign_for_warps(self, index: Indices, nbytes: int, lanes: Indices) -> None:
-        """Several threads of a warp have written the same there."""
+        """Record as the warp's what several threads of a warp have written at the same place."""
         self._sign(index, nbytes, self._signatures(lanes, True))
 
     # ---- asynchronous operations -------------------------------------------------------------------------------------
@@ -85,7 +85,8 @@ class Shadow:
     def begin_bulk_write(
         self, index: Indices, nbytes: int, lanes: Indices, mbarriers: Indices, at: Instruction
     ) -> None:
-        """As begin_write, by the asynchronous proxy: the mbarrier of each says when it has ended."""
+        """Begin a write as begin_write does, by the asynchronous proxy: each thread's mbarrier tells when it has
+        ended."""
         self._check_overwrite(index, nbytes, lanes, at, by_proxy=True)
         self._sign(index, nbytes, PENDING + (MBARRIER_CODE + mbarriers).astype(np.int32))
 
@@ -176,7 +177,8 @@ class Shadow:
     # ---- stamps ------------------------------------------------------------------------------------------------------
 
     def _sign_reads(self, index: Indices, nbytes: int, lanes: Indices, stamps: Stamps, whole_warp: bool) -> None:
-        """Where several threads of a warp read a granule in one epoch, all of the warp has."""
+        """Record reads. If several threads of a warp read a granule in one epoch, it counts as read by the whole
+        warp."""
         runs = self._read_runs(index, nbytes, lanes)
         if whole_warp:
             self._put(True, nbytes, runs, stamps)
@@ -203,7 +205,7 @@ class Shadow:
         self._put(False, nbytes, index >> _shift(nbytes), signed)
 
     def _read_runs(self, index: Indices, nbytes: int, lanes: Indices) -> Indices:
-        """Where each warp's own stamps of the bytes are."""
+        """Return the places of each warp's own stamps of the bytes."""
         warps = lanes % self._order.threads >> 5
         return warps * (self._writes.size // self._width(nbytes)) + (index >> _shift(nbytes))
 

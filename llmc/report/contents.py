@@ -83,7 +83,7 @@ def read_graphs(files: EngineFiles) -> tuple[tuple[int, str, str], ...]:
 
 
 def read_provenance(files: EngineFiles) -> Provenance:
-    """Where the nodes of its graphs come from; nothing is known of an engine without a report."""
+    """Read the origins of the nodes of an engine's graphs, which are empty for an engine without a report."""
     return files.parsed(NODES_NAME, Provenance) if NODES_NAME in files else Provenance()
 
 

@@ -51,7 +51,7 @@ def overview_lines(name: str, explanation: Explanation) -> Iterator[Line]:
 
 
 def pass_lines(record: PassRecord) -> Iterator[Line]:
-    """Every rewrite of a pass under the source line it is about, and every near-miss."""
+    """Yield every rewrite of a pass under the source line it is about, and every near-miss."""
     count = len(record.rewrites)
     yield Line(
         f"{record.name} ({record.numerics}): {_rewrites(count)}, "
@@ -67,7 +67,7 @@ def pass_lines(record: PassRecord) -> Iterator[Line]:
 
 
 def history_lines(name: str, found: NodeHistory) -> Iterator[Line]:
-    """Where a node comes from, what became of it, what was refused because of it."""
+    """Yield the origin of a node, what replaced it, and what was refused because of it."""
     yield Line(name, "bold")
     if found.made is not None:
         yield Line(f"  made by {found.made[0]} {_rewrite(found.made[1])}")

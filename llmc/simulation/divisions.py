@@ -20,8 +20,8 @@ class Division:
 
 
 def divisions(ranks: int) -> tuple[Division, ...]:
-    """Every division that uses all ranks, in descending number of ranks that share weights. Raises OptionError for zero
-    ranks."""
+    """Return every division that uses all ranks, in descending number of ranks that share weights. Raises OptionError
+    for zero ranks."""
     if not 1 <= ranks <= 1024:
         raise OptionError(f"there cannot be {counted(ranks, 'rank')}", at=f"--ranks {ranks}", fix="give 1 to 1024")
     found = [

@@ -53,7 +53,7 @@ def rates_on_record(
 
 
 def _read(path: Path) -> RecordedRates | None:
-    """None for a file that is not there."""
+    """Read the recorded rates; None if the file does not exist."""
     try:
         return from_json(RecordedRates, json.loads(path_argument("rates", path).read_text(encoding="utf-8")), str(path))
     except FileNotFoundError:

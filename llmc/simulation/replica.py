@@ -125,4 +125,4 @@ class _Tokens:
 
 
 def _move_nothing(sources: Ints, destinations: Ints, group: int) -> None:
-    """No block holds anything."""
+    """Do nothing: no block holds anything."""

@@ -48,7 +48,7 @@ class _Device:
 
 
 def _first_device() -> _Device | None:
-    """This machine's first GPU as torch sees it, None without one or without torch."""
+    """Return this machine's first GPU as torch sees it; None without one or without torch."""
     try:
         import torch
     except ModuleNotFoundError:
@@ -61,7 +61,8 @@ def _first_device() -> _Device | None:
 
 
 def automatic_target() -> Target:
-    """This machine's GPU, or its CPU if it has no GPU. A GPU that is in no target's reach is not passed over."""
+    """Return the target of this machine's GPU, or of its CPU if it has no GPU. A GPU that no target supports is an
+    error."""
     device = _first_device()
     if device is None:
         _check_driver()
@@ -109,7 +110,7 @@ def match_device(name: str, capability: tuple[int, int], *, is_hip: bool) -> Gpu
 
 
 def host_features() -> frozenset[str]:
-    """This machine's CPU flags as Linux reports them; empty where there is no /proc/cpuinfo."""
+    """Return this machine's CPU flags as Linux reports them; empty if there is no /proc/cpuinfo."""
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace")
     except OSError:

@@ -8,7 +8,7 @@ from llmc.targets.table import CPU_TARGETS, GPU_TARGETS, ONNXRUNTIME, REFERENCE,
 
 
 def known_targets() -> tuple[Target, ...]:
-    """Every target that can be named, best CPU first. `cpu` is the first of them that this machine can run."""
+    """Return every target that can be named, best CPU first. `cpu` is the first of them that this machine can run."""
     return (*CPU_TARGETS, *GPU_TARGETS, REFERENCE, ONNXRUNTIME)
 
 

@@ -80,7 +80,8 @@ class CppKind:
         return pack_codes(parts, format, layout)
 
     def dense_reason(self, storage: fx.Node) -> str | None:
-        """Where no instruction puts elements into their places, and of experts."""
+        """Return why a sparse weight stays dense: no instruction moves its elements to their places, or it belongs to
+        experts. None if it does not."""
         if not self.target.has("avx512_vbmi2"):
             return f"{self.target.name} has no VBMI2 instructions, which put elements into their places"
         if any(map(is_of_experts, storage.users)):

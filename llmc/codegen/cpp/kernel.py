@@ -46,7 +46,7 @@ class Kernel:
 
 
 def no_more(call: Call) -> Arguments:
-    """Nothing that does not have the name of an argument."""
+    """Return no arguments in addition to the op's."""
     return {}
 
 

@@ -80,7 +80,7 @@ class Calls:
 
 
 def _named(node: fx.Node) -> dict[str, Any]:
-    """All arguments by names that a function's inputs can have."""
+    """Return all arguments by names that a function's inputs can have."""
     return {f"operand_{n}" if n.isdecimal() else n: value for n, value in call_arguments(node).items()}
 
 

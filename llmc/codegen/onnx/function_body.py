@@ -31,7 +31,7 @@ class Value:
 
     @property
     def shape(self) -> list[Any]:
-        """Numbers, and SymInts where a size is known only when the graph runs."""
+        """The sizes: numbers, and SymInts for sizes that are known only when the graph runs."""
         return list(self.fake.shape) if isinstance(self.fake, torch.Tensor) else []
 
     @property
@@ -107,7 +107,7 @@ class Body:
         return self("Unsqueeze", x, self.integers(axes))
 
     def squeeze(self, x: Operand, *axes: int) -> str:
-        """Without axes of one element."""
+        """Remove axes of one element."""
         return self("Squeeze", x, self.integers(axes))
 
     def length(self, x: Operand, axis: int) -> str:

@@ -59,7 +59,7 @@ class OnnxKind:
 
     @contextmanager
     def builder(self, options: BuildOptions) -> "Iterator[OnnxBuilder]":
-        """Without workers."""
+        """Yield a builder, which has no workers."""
         yield OnnxBuilder(options)
 
     def pack(self, weight: Tensor, slot: WeightSlot) -> Tensor:
@@ -114,7 +114,7 @@ class OnnxBuilder:
         return self._engine
 
     def compile(self, writer: EngineWriter, stages: Stages) -> Program:
-        """Nothing is compiled, and where the weights will be is not known yet."""
+        """Return the program. Nothing is compiled, and the places of the weights are not known yet."""
         assert self._engine is not None
         return self._engine.program
 

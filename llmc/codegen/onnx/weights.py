@@ -32,7 +32,7 @@ class OnnxWeight:
 
 
 def onnx_weights(graph: ModelGraph) -> tuple[OnnxWeight, ...]:
-    """All weights in the order of their placeholders."""
+    """Return all weights in the order of their placeholders."""
     return tuple(_stored(node) for node in graph.weight_nodes())
 
 

@@ -180,7 +180,8 @@ class _Printer:
                 yield self._store(s)
 
     def _sweeps(self) -> Iterator[str]:
-        """All columns block by block, once a phase; a phase loads again what it needs."""
+        """Yield the code of the passes over all columns, block by block, one per phase; a phase loads its values
+        again."""
         loop = self._loop
         last = max(loop.phases, default=0)
         for phase in range(last + 1):

@@ -61,7 +61,7 @@ class TritonKind:
             yield TritonBuilder(self.target, options, workers)
 
     def pack(self, weight: Tensor, slot: WeightSlot) -> Tensor:
-        """As rows: of elements, of codes, or of masks."""
+        """Pack a weight as rows of elements, codes or masks."""
         if slot.layout.code_bits is not None:
             return code_rows(weight, slot.layout)
         if slot.layout in (Layout.MASK_ROWS, Layout.MASK_STARTS):
@@ -73,7 +73,8 @@ class TritonKind:
         return blocked_rows(parts, format, layout)
 
     def dense_reason(self, storage: fx.Node) -> str | None:
-        """Where one token's product is predicted to be no faster, on any of the GPUs that the engine is for."""
+        """Return why a sparse weight stays dense: one token's product is predicted to be no faster on any GPU of the
+        engine. None if it does not."""
         from llmc.codegen.triton.kernels.products.sparse_ways import dense_reason  # imports Triton
 
         found = (dense_reason(storage, member) for member in self.target.compiled)
@@ -116,7 +117,7 @@ class TritonBuilder:
         return lowered.program
 
     def finish(self, writer: EngineWriter, stages: Stages) -> None:
-        """Nothing is left to do."""
+        """Do nothing: the engine is complete."""
 
     def _compile_member(self, member: GpuTarget, lowered: DeviceLowered, writer: EngineWriter, stages: Stages) -> None:
         # One target's binaries may have the names of another's.

@@ -70,7 +70,7 @@ class Comparer:
         self._decides = True
 
     def compare(self, pairs: Sequence[tuple[str, Expression, Expression]]) -> Comparison:
-        """Each pair is (the element's name, before, after)."""
+        """Compare pairs of (the element's name, before, after)."""
         new: dict[_Pair, str] = {}
         for name, a, b in pairs:
             if a != b and (a, b) not in self._equal | self._alike:

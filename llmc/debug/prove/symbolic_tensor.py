@@ -181,7 +181,7 @@ class _Element:
         return self._pool.number(MEANINGS[function](*(self._pool.expressions[o] for o in operands)))
 
     def reduce(self, reduction: str, operand: int) -> int:
-        """No op that is evaluated element by element reduces."""
+        """Raise: no op that is evaluated element by element reduces."""
         raise NotOverSymbols(f"{reduction} over a row")
 
 

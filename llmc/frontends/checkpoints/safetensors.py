@@ -31,7 +31,7 @@ class SafetensorsSource:
         self._entries, self.notes = files.entries, files.notes
 
     def names(self) -> tuple[str, ...]:
-        """All tensor names, sorted."""
+        """Return all tensor names, sorted."""
         return tuple(sorted(self._entries))
 
     def entry(self, name: str) -> TensorEntry:

@@ -39,14 +39,14 @@ class MtpCheckpoint:
     method: Method = "mtp"
 
     def taps(self, layers: int, width: int) -> None:
-        """None: the drafter reads the input of the output matrix."""
+        """Return None, because the drafter reads the input of the output matrix."""
 
     def notes(self, layers: int) -> tuple[str, ...]:
-        """Nothing."""
+        """Return no notes."""
         return ()
 
     def combination(self, target: Target) -> None:
-        """None: there is one hidden state."""
+        """Return None, because there is one hidden state."""
 
     def graphs(self, target: Target, info: ModelInfo) -> tuple[AttachedDraft, ...]:
         """Return a graph for each layer. Raises CheckpointError for the layers of another model."""

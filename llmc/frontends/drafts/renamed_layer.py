@@ -35,7 +35,7 @@ class RenamedLayer:
         return any(".experts." in name for name in self._names)
 
     def names(self) -> tuple[str, ...]:
-        """All tensor names, sorted."""
+        """Return all tensor names, sorted."""
         return tuple(sorted(self._names))
 
     def shape(self, name: str) -> tuple[int, ...]:

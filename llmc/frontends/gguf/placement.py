@@ -34,7 +34,7 @@ class Place:
 
     @property
     def rows_shape(self) -> tuple[int, ...]:
-        """With the columns last, as they are stored."""
+        """The shape with the columns last, as they are stored."""
         shape = self.tensor.shape if self.expert is None else self.tensor.shape[1:]
         if self.between is not None:
             shape = (shape[0], 2 * shape[1], *shape[2:])
@@ -92,7 +92,8 @@ _OUTSIDE = re.compile(r"(?P<part>\w+)\.(?P<suffix>weight|bias)")
 
 
 def placed(model: GgufModel, names: Names, layers: int) -> dict[str, Place]:
-    """Every tensor of the file by the model's name. Raises CheckpointError for one that the family does not have."""
+    """Return every tensor of the file by the model's name. Raises CheckpointError for one that the family does not
+    have."""
     places = dict(names.apart)
     read = {each.name for place in places.values() for each in (place.tensor, place.between) if each is not None}
     read.update(names.read_apart)

@@ -66,7 +66,7 @@ def rotary_config(
 
 
 def _longrope(model: GgufModel, sizes: Sizes, rotated: int) -> dict[str, Any]:
-    """Both sets of factors, and the length that one is for."""
+    """Return both sets of factors, and the length for which the short one is used."""
     hyper = sizes.hyper
     original = hyper.whole("rope.scaling.original_context_length", default=sizes.positions)
     found: dict[str, Any] = {

@@ -93,7 +93,8 @@ _MODELS: Mapping[str, Callable[[Vocabulary], Tokenizer]] = MappingProxyType(
 
 
 def _merges(vocabulary: Vocabulary) -> list[tuple[str, str]]:
-    """As written: two tokens and a space between, which may also be in the first of them but at its beginning.
+    """Parse merges, which are two tokens with a space between them. The first token may also contain spaces, except at
+    its beginning.
 
     The library aborts the process for merges of tokens that are not in the vocabulary.
     """

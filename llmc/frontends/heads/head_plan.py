@@ -64,7 +64,7 @@ def _of_classifier(task: Task, model: Any, options: BuildOptions, directory: Pat
 
 
 def _activation(config: Any, labels: int) -> Activation:
-    """As a cross-encoder's config says; else what the problem was trained with."""
+    """Return the activation that a cross-encoder's config names, or that of the problem for which it was trained."""
     said = getattr(config, "sentence_transformers", None)
     named = said.get("activation_fn") if isinstance(said, dict) else None
     named = named or getattr(config, "sbert_ce_default_activation_function", None)

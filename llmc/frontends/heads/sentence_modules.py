@@ -47,7 +47,8 @@ class SentenceModules:
 
 
 def sentence_modules(directory: Path) -> SentenceModules | None:
-    """None for a directory without modules.json. Raises CheckpointError, and CaptureError for an unknown module."""
+    """Return the modules of modules.json; None for a directory without it. Raises CheckpointError, and CaptureError for
+    an unknown module."""
     file = directory / MODULES
     if not file.is_file():
         return None

@@ -40,7 +40,7 @@ class CodedTensor:
 
     @property
     def parts(self) -> tuple[OnnxTensor, ...]:
-        """All tensors that the weight is stored in."""
+        """All tensors in which the weight is stored."""
         return tuple(each for each in (self.codes, self.scales, self.zeros, *self.others.values()) if each is not None)
 
     @property

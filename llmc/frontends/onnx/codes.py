@@ -46,7 +46,7 @@ def coded_tensors(graph: OnnxGraph, functions: Mapping[Function, OnnxFunction]) 
 
 
 def unpacked(coded: CodedTensor) -> UnpackedCodes:
-    """All parts of the codes. Raises CheckpointError if the file has changed, or if zeros are not codes."""
+    """Return all parts of the codes. Raises CheckpointError if the file has changed, or if zeros are not codes."""
     if coded.op == LINEAR:
         return linear_codes(coded)
     if coded.op == DEQUANTIZE:

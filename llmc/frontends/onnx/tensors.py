@@ -60,7 +60,8 @@ class OnnxTensor:
         return math.prod(self.shape)
 
     def load(self) -> Tensor:
-        """On the CPU, as it is stored; of four bits the bytes, [numel / 2]. Raises CheckpointError."""
+        """Read the tensor to the CPU, as it is stored; with four bits the bytes, [numel / 2]. Raises
+        CheckpointError."""
         found = self.data.read() if isinstance(self.data, ExternalBytes) else bytearray(_bytes(self.data))
         if not found:
             return torch.empty(self.shape, dtype=self.dtype)
@@ -109,5 +110,5 @@ def _bytes(proto: Any) -> bytes:
 
 
 def damaged(problem: str, file: Path) -> CheckpointError:
-    """That a file is not what its writer left."""
+    """Return the error for a file that is damaged or was changed."""
     return CheckpointError(f"damaged ONNX file: {problem}", at=file, fix=DOWNLOAD_AGAIN)

@@ -142,7 +142,8 @@ _COMPUTED = (
 
 
 def _unread(model: Any, available: Mapping[str, str], known: Iterable[str], used: set[str]) -> list[str]:
-    """Stored tensors that are not read, except redundant ones: copies of tied tensors, and computed buffers."""
+    """Return the stored tensors that are not read, except redundant ones: copies of tied tensors, and computed
+    buffers."""
     prefix = f"{model.base_model_prefix}."
     tied = {alias for name in known for alias in (name, name.removeprefix(prefix), prefix + name)}
     ignored = (*_COMPUTED, *(getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()))
@@ -201,7 +202,7 @@ def _match(groups: Sequence[list[str]], available: Mapping[str, str], base_prefi
 
 
 def _renamed(model: Any, stored: tuple[str, ...]) -> dict[str, str]:
-    """Stored names by their current names in transformers (LayerNorm.gamma, embed_out, … of older checkpoints)."""
+    """Map current names in transformers to stored names (LayerNorm.gamma, embed_out, … of older checkpoints)."""
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import WeightRenaming
 

@@ -33,7 +33,7 @@ def text_config(config: Any, at: object) -> Any | None:
 
 
 def text_names(names: Iterable[str]) -> dict[str, str]:
-    """Stored names by the text model's names; names of other parts are left out."""
+    """Map the text model's names to stored names; names of other parts are left out."""
     found: dict[str, str] = {}
     for name in names:
         if _TEXT_HEAD.match(name):

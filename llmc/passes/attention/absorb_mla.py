@@ -194,7 +194,7 @@ def _channels(graph: ModelGraph, q: fx.Node, start: int, end: int) -> fx.Node:
 
 
 def _rows(numbers: Recipe, span: _PerHead, dtype: torch.dtype) -> Recipe:
-    """Each head's rows of a weight [heads, channels, latent]."""
+    """Return the recipe of each head's rows of a weight [heads, channels, latent]."""
     rows = Derived(aten.slice.Tensor, (numbers, 1, span.start, span.end))
     return Derived(aten._to_copy.default, (rows,), (("dtype", dtype),))
 

@@ -65,7 +65,7 @@ def asked_policy(options: BuildOptions) -> CachePolicy:
 
 
 def refuse_compression(node: fx.Node, policy: CachePolicy) -> Refusal | None:
-    """Why the cache of an attention does not get the policy, or None."""
+    """Return why the cache of an attention does not get the policy, or None."""
     given = call_arguments(node)
     if given["keeps"] not in (None, str(policy)):
         return Refusal(f"its cache keeps {given['keeps']} already", node)

@@ -157,7 +157,7 @@ def _seconds(graph: ModelGraph, role: Role, cut: set[AxesClass], alone: float, l
 
 
 def _minimize(tables: Sequence[_Table]) -> tuple[dict[AxesClass, bool], float]:
-    """Which classes to cut for the least sum, and that sum."""
+    """Return the classes to cut for the least sum, and that sum."""
     left = list(tables)
     undo: list[tuple[AxesClass, tuple[AxesClass, ...], dict[tuple[bool, ...], bool]]] = []
     waiting = dict.fromkeys(key for table in left for key in table.classes)

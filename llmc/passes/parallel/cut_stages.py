@@ -78,7 +78,7 @@ class _Place:
 
 
 def _places(graph: ModelGraph, order: Sequence[fx.Node]) -> list[_Place]:
-    """Where all that crosses has a row of numbers for each token."""
+    """Return the places at which all values that cross have a row of numbers per token."""
     index = {node: i for i, node in enumerate(order)}
     again = _computed_again(graph)
     last = {

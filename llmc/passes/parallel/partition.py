@@ -193,7 +193,7 @@ class _Cut:
         node.replace_input_with(arguments["ids"], ids)
 
     def _take(self, node: fx.Node) -> None:
-        """Each rank continues with its part of the whole result; padding repeats the first channel."""
+        """Select each rank's part of the whole result; padding repeats the first channel."""
         axis = self._axis(node)
         split = self._split(node, axis)
         order = [

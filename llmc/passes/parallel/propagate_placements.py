@@ -103,7 +103,7 @@ class Placements:
                 self._join((node, axis), (operand, origin))
 
     def _relate_slice(self, node: fx.Node) -> None:
-        """Equal pieces of an axis are one axis, so that they are cut together."""
+        """Treat equal pieces of an axis as one axis, so that they are cut together."""
         found = pieces(node)
         if found is not None:
             inner, runs = (found.count, 1) if found.in_turns else (1, found.count)

@@ -28,7 +28,7 @@ class Role:
     barred: list[AxesClass] = field(default_factory=list)
 
     def classes(self) -> list[AxesClass]:
-        """All of them, once each."""
+        """Return all classes, each once."""
         found = (*self.shares, *self.sums, *(each for _, each in self.gathers), *self.takes)
         return list(dict.fromkeys(found))
 
@@ -123,8 +123,8 @@ def _add(found: list[AxesClass], each: AxesClass) -> None:
 
 
 def sum_of(node: fx.Node) -> fx.Node:
-    """Where the parts of a sum that a node makes are added up: after its only reader, if that is as well done with
-    each part."""
+    """Return the node at which the parts of a sum are added: after its only readers, as long as these compute the same
+    from each part."""
     while len(node.users) == 1:
         (reader,) = node.users
         record = record_of(reader)

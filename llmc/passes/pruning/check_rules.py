@@ -18,7 +18,7 @@ def units_that_go(inner: InnerAxes, pruning: Pruning) -> int:
 
 
 def less_than_one(inner: InnerAxes, ratio: float) -> str:
-    """Why such a share of a class is nothing."""
+    """Return why such a share of a class is nothing."""
     units = CALLED[inner.kind] if inner.count > 1 else CALLED[inner.kind].removesuffix("s")
     return f"{ratio:g} of the {inner.count} {units} of {inner.module} is less than one"
 

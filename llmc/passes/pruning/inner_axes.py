@@ -52,7 +52,7 @@ class InnerAxes:
 
 
 def inner_axes(graph: ModelGraph, placements: Placements, kind: Kind) -> Iterator[InnerAxes | Refusal]:
-    """Every class of a kind in the order of the graph, or why it has to stay as it is."""
+    """Yield every class of a kind in the order of the graph, or the reason why it stays."""
     touching: dict[AxesClass, list[Role]] = {}
     for role in roles(graph, placements):
         for each in role.classes():

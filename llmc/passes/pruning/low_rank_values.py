@@ -130,7 +130,7 @@ def _parameters(path: ValuePath) -> int:
 
 
 def _refusal(path: ValuePath, pruning: Pruning) -> Refusal | None:
-    """Why an attention keeps its channels."""
+    """Return why an attention keeps its channels."""
     rule = pruning.rule_for(path.modules)
     if rule is not None and rule.scheme is None:
         reason = f"{path.modules[0]} keeps its value channels: {rule.pattern}=none"

@@ -82,7 +82,7 @@ def _kept(inner: InnerAxes, energies: Tensor, pruning: Pruning) -> Tensor:
 
 
 def _refusal(inner: InnerAxes, pruning: Pruning) -> Refusal | None:
-    """Why a class loses nothing, by the option's own words."""
+    """Return why a class loses nothing, by the option's own words."""
     rule, ratio = pruning.rule_for(inner.modules), pruning.ratio(inner.kind, inner.modules)
     if ratio == 0:
         why = "no rule names it" if rule is None else f"{rule.pattern}=none"

@@ -162,7 +162,7 @@ class _Choice:
         return round(candidate.bits, 2) <= self.budget.bits
 
     def _given_out(self) -> list[Candidate]:
-        """For the budget, and for the place on the grid below it if it is on none."""
+        """Return a plan for the budget, and one for the next lower place on the grid if the budget is not on it."""
         least = (self.fixed + sum(rungs[0].bits for rungs in self.rungs)) / self.elements
         below = math.floor(self.budget.bits / _GRID) * _GRID
         places = [bits for bits in dict.fromkeys((below, self.budget.bits)) if bits >= least]

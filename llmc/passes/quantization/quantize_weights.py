@@ -184,7 +184,7 @@ class Quantizer:
         )
 
     def _rounded(self, weight: Tensor, scheme: Scheme, planned: Planned) -> Rounded:
-        """With what is to be said of experts that saw no token."""
+        """Round a weight, with a note about experts that saw no token."""
         product = planned.products[0] if planned.products else None
         if product is None or not _needs_input(scheme):
             return round_to_nearest(weight, scheme), None
@@ -271,7 +271,8 @@ def _looks_at_inputs(planned: tuple[Planned, ...], codes: RememberedCodes) -> bo
 
 
 def _place(planned: Planned) -> fx.Node:
-    """Where a weight is rounded: a tied one at the embedding, unless the method uses the head's input."""
+    """Return the node at which a weight is rounded: a tied one at the embedding, unless the method uses the head's
+    input."""
     needs_input = planned.scheme is not None and _needs_input(planned.scheme)
     return planned.products[0] if needs_input and planned.products else planned.readers[0]
 

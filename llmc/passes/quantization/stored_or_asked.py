@@ -84,7 +84,8 @@ def _as_asked(
 
 
 def _with_tokens(stored: StoredWeight | RoundedAgain, options: BuildOptions) -> StoredWeight | RoundedAgain:
-    """With tokens in int8 by groups where there are such products; an engine in float32 rounds nothing."""
+    """Return the scheme with tokens in int8 by groups if there are such products; an engine in float32 does not round
+    tokens."""
     if options.dtype == "float32" or not isinstance(stored, StoredWeight):
         return stored
     if "int8" not in CODE_FORMATS[stored.format].activations:

@@ -143,7 +143,7 @@ def _has_rows(graph: ModelGraph, node: fx.Node) -> bool:
 
 
 def _refusal(graph: ModelGraph, node: fx.Node) -> Refusal | None:
-    """Why an op may not keep rows apart."""
+    """Return why an op may not keep rows apart."""
     if node.target in _ALONG_AN_AXIS:
         dim = call_arguments(node)["dim"]
         if any(axis not in (1, -1) for axis in (dim if isinstance(dim, list | tuple) else (dim,))):
@@ -163,7 +163,7 @@ def _refusal(graph: ModelGraph, node: fx.Node) -> Refusal | None:
 
 
 def _unselectable(graph: ModelGraph, operand: fx.Node, reader: fx.Node) -> Refusal | None:
-    """Why an operand with rows can have its selection neither below it nor, by and by, above what makes it."""
+    """Return why an operand with rows can have its selection neither below it nor, by and by, above what makes it."""
     if operand.meta["val"].is_floating_point():
         return None
     op = operand.all_input_nodes[0] if operand.target is getitem else operand

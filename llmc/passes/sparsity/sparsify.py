@@ -145,7 +145,8 @@ class _Sparsifier:
 
 
 def _place(planned: PlannedZeros, scheme: SparseScheme) -> fx.Node:
-    """Where a weight becomes sparse: a tied one at the embedding, unless the method uses the head's input."""
+    """Return the node at which a weight becomes sparse: a tied one at the embedding, unless the method uses the head's
+    input."""
     return planned.products[0] if scheme.needs_calibration else planned.readers[0]
 
 

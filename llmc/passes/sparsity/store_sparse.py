@@ -59,7 +59,7 @@ class _Candidate:
 
 
 def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog, data: ModelData) -> None:
-    """Every weight that was noted, in the order in which the step reads them."""
+    """Store every weight that was noted, in the order in which the step reads them."""
     if not graph.sparse:
         return
     found = _candidates(graph)

@@ -132,7 +132,7 @@ def _mma_async(operands: Operands, modifiers: Modifiers) -> Action:
 
 
 def _switches(operands: Operands, is_whole: bool) -> tuple[bool, bool, bool, bool]:
-    """Which of A and B are negated, and which transposed: numbers in the text after the predicate, where there are
+    """Return which of A and B are negated, and which are transposed, from the numbers after the predicate, if there are
     any."""
     has_two = isinstance(operands.given[1], Register)
     operands.count(*((4,) if is_whole else (6, 8 if has_two else 7)))

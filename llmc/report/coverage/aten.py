@@ -125,7 +125,7 @@ def expert_products(graph: ModelGraph) -> list[fx.Node]:
 
 
 def _products_with_weights(graph: ModelGraph) -> list[tuple[fx.Node, fx.Node]]:
-    """Each with the weight."""
+    """Return each product with its weight."""
     weights = set(graph.weight_nodes())
     products = [n for n in calls(graph) if n.target in _PRODUCTS]
     found = ((n, next((s for a in n.all_input_nodes if (s := source(a)) in weights), None)) for n in products)

@@ -21,7 +21,7 @@ _NEIGHBOURHOOD = 8
 
 
 def named(*overloads: OpOverload) -> Ops:
-    """These ops and no others."""
+    """Return these ops and no others."""
     return lambda record: record.overload in overloads
 
 

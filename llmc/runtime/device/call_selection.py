@@ -56,7 +56,7 @@ class CallSelection:
         return known
 
     def _grid(self, number: int, counts: Mapping[str, int]) -> Grid | None:
-        """None if a size is 0."""
+        """Return a call's grid; None if a size is 0."""
         sizes = [size(counts) for size in self._grids[number]]
         x, y, z = (*sizes, 1, 1)[:3]
         return (x, y, z) if min(sizes) > 0 else None

@@ -37,12 +37,12 @@ class DeviceMemory:
 
     @property
     def states(self) -> int:
-        """All slots, with that for padding."""
+        """The number of all slots, including that for padding."""
         return (self.slots + 1) * self.state
 
     @property
     def fixed(self) -> int:
-        """All but the KV cache."""
+        """All bytes except those of the KV cache."""
         return self.weights + self.arena + self.logits + self.inputs + self.adapters + self.states
 
     def arithmetic(self) -> str:

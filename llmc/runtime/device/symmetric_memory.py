@@ -21,7 +21,7 @@ class SymmetricMemory:
     handle: Any
 
     def of_rank(self, rank: int) -> Tensor:
-        """Another rank's memory as a tensor of this GPU."""
+        """Return another rank's memory as a tensor of this GPU."""
         found: Tensor = self.handle.get_buffer(rank, self.own.shape, self.own.dtype)
         return found
 

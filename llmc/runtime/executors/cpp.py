@@ -147,7 +147,7 @@ class CppExecutor:
         return self._sides.array(name, self._arena[self._sides.place(name)])
 
     def step_timed(self, step: Step) -> tuple[LaunchTime, ...]:
-        """As `step`; the time of every launch, as the library's own clock saw it.
+        """Run a step as `step` does, and return the time of every launch by the library's own clock.
 
         Raises EngineFormatError for an engine of an older llmc, whose library does not measure.
         """
@@ -186,7 +186,7 @@ class CppExecutor:
         self._library.llmc_engine_step(self._engine, ctypes.byref(step))
 
     def read_blocks(self, blocks: Sequence[int], group: int = 0) -> Callable[[], Bytes]:
-        """Copied at once."""
+        """Copy the blocks at once; the function that is returned gives the copy."""
         found = read_blocks(self._whole_blocks(group), blocks)
         return lambda: found
 

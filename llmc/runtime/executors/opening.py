@@ -23,8 +23,8 @@ def open_or_explain(
     check: WeightCheck | None = None,
     beside: Sequence[Program] = (),
 ) -> tuple[Executor, int]:
-    """As open_executor; if none was named and this machine cannot run the engine, an executor that raises that error at
-    each step.
+    """Open an executor as open_executor does. If none was named and this machine cannot run the engine, return an
+    executor that raises that error at each step.
 
     is_temporary: the engine goes when it is closed, and has to be saved first.
     """

@@ -42,6 +42,6 @@ class OpeningRequest:
         return block_count(whole, room.kv_cache_bytes, room.kv_memory, self.beside, snapshots), snapshots
 
     def wait_for_weights(self) -> None:
-        """Until they are checked: of executors that copy them first, which takes longer."""
+        """Wait until weights are checked, for executors that copy them first, which takes longer."""
         if self.check is not None:
             self.check.wait()

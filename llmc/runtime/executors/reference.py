@@ -105,7 +105,7 @@ class ReferenceExecutor:
             move_slots(slots, torch.from_numpy(sources).long(), torch.from_numpy(destinations).long())
 
     def read_blocks(self, blocks: Sequence[int], group: int = 0) -> Callable[[], Bytes]:
-        """Copied at once, of all ranks."""
+        """Copy the blocks of all ranks at once; the function that is returned gives the copy."""
         found = read_blocks(self._whole_blocks(group), blocks)
         return lambda: found
 

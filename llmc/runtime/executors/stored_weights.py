@@ -48,7 +48,7 @@ def _is_read(weight: WeightOf) -> bool:
 
 
 def stored_tensor(engine: EngineDirectory, stored: StoredTensor) -> Tensor:
-    """As it is in its file: a copy, because torch has no read-only tensors."""
+    """Return a copy of a tensor as its file has it, because torch has no read-only tensors."""
     data = torch.from_numpy(np.array(engine.weight_file(stored)[stored.begin : stored.end]))
     return data.view(TORCH_DTYPES[stored.dtype]).view(stored.shape)
 

@@ -33,11 +33,11 @@ class HostBlocks:
         self._blocks.pop(key, None)
 
     def found(self) -> Iterator[tuple[BlockKey, int]]:
-        """Nothing outlives a process."""
+        """Yield nothing, because no block outlives a process."""
         return iter(())
 
     def touch(self, key: BlockKey) -> None:
-        """No order is kept: blocks do not outlive the process."""
+        """Do nothing: blocks do not outlive the process, so their order is not kept."""
 
     def close(self) -> None:
         self._blocks.clear()

@@ -46,11 +46,11 @@ class Fetch:
         return self._done.is_set()
 
     def wait(self, seconds: float) -> bool:
-        """Until it is done, or for so long; whether it is."""
+        """Wait until the read is done, or for `seconds`; return whether it is."""
         return self._done.wait(seconds)
 
     def end(self) -> None:
-        """Nothing more will come."""
+        """Note that nothing more will come."""
         self._done.set()
 
 
@@ -96,7 +96,7 @@ class Tier:
 
     @property
     def place_blocks(self) -> int:
-        """For how many places of sequences there is room, each with a block of every group."""
+        """Return the number of places of sequences for which there is room, each with a block of every group."""
         return self._max_bytes // sum(map(self._taken, self.block_bytes))
 
     def holds(self, key: BlockKey) -> bool:
@@ -170,7 +170,7 @@ class Tier:
         self._store.close()
 
     def stats(self, swapped: int, hits: int) -> OffloadStats:
-        """Its blocks at this moment. swapped, hits: requests and tokens, as others count them."""
+        """Return the numbers of blocks at this moment. swapped, hits: requests and tokens, counted elsewhere."""
         return OffloadStats(
             max_bytes=self._max_bytes,
             bytes=self._bytes,
@@ -204,7 +204,7 @@ class Tier:
         return not self._staged or self._staged + self.block_bytes[key.group] <= self._staged_limit
 
     def _make_room(self, nbytes: int) -> bool:
-        """Let blocks go until another one fits. False if those that stay are too many."""
+        """Evict blocks until another one fits. Returns False if too many cannot be evicted."""
         while self._bytes + self._taken(nbytes) > self._max_bytes:
             if not self._loose:
                 return False
@@ -304,7 +304,7 @@ class Tier:
         return True
 
     def _tell(self, what: str) -> None:
-        """Each kind of fault once: a disk that is full is so for every block."""
+        """Log each kind of fault once, because a full disk fails every block."""
         if what not in self._told:
             self._told.add(what)
             _log.warning("%s", what)

@@ -21,7 +21,7 @@ class OffloadingWish:
 
 
 def offloading_wish(size: Any, directory: Any, *, prefix_cache: bool = True) -> OffloadingWish | None:
-    """None if no second tier is requested. Raises OptionError for bad or contradictory options."""
+    """Return the requested second tier; None if there is none. Raises OptionError for bad or contradictory options."""
     place = None if directory is None else path_argument("kv_offloading_dir", directory)
     if size is None:
         if place is not None:

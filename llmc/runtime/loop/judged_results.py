@@ -21,7 +21,7 @@ class StepResults(Protocol):
         """Rows [count, vocabulary], which may have to come from a device; overwritten by the next call."""
 
     def tokens(self, samplers: Sequence[Sampler], rows: Sequence[int]) -> Sequence[int | RequestError]:
-        """Each sampler's token for its row, or why there is none. `rows` ascend."""
+        """Return each sampler's token for its row, or the reason for none. `rows` ascend."""
 
     def guesses(self, first: int, count: int) -> Sequence[int]:
         """Cheap guesses of the tokens after these rows: for drafts, not for answers."""

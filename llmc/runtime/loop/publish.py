@@ -154,7 +154,7 @@ def _read(request: Request, start: int, logits: Logits, orders: ForkOrders) -> N
 def _give(
     requests: Sequence[SampledRequest], rows: Sequence[int], results: StepResults, scheduler: Scheduler
 ) -> Sequence[int | RequestError]:
-    """Each request's token from its row of logits. One that has failed in this step keeps none."""
+    """Return each request's token from its row of logits. One that has failed in this step keeps none."""
     tokens = results.tokens([request.sampler for request in requests], rows)
     for request, row, token in zip(requests, rows, tokens, strict=True):
         error: RequestError | None
@@ -171,7 +171,7 @@ def _give(
 
 
 def _follow_drafts(paths: Sequence[AcceptedPath], results: StepResults, scheduler: Scheduler) -> None:
-    """Go on from row to row while the token that a request got is a draft."""
+    """Continue from row to row while the token that a request got is a draft."""
     while paths := [path for path in paths if path.goes_on()]:
         _give([path.request for path in paths], [path.row for path in paths], results, scheduler)
 
@@ -206,7 +206,7 @@ class _DeviceResults:
     choices: Sequence[RowChoice | None]
 
     def logits(self, first: int, count: int) -> Logits:
-        """Copied from the device."""
+        """Copy rows of logits from the device."""
         return self.executor.logits(first, count)
 
     def tokens(self, samplers: Sequence[Sampler], rows: Sequence[int]) -> Sequence[int | RequestError]:

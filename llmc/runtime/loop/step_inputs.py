@@ -90,7 +90,8 @@ class StepInputs:
         )
 
     def _adapters_of(self, tokens: int) -> Ints | None:
-        """None where no token has an adapter: such a step is that of an engine without."""
+        """Return each token's adapter; None if no token has one, so that the step is that of an engine without
+        adapters."""
         if self._adapters is None or not self._adapters.held:
             return None
         of_tokens = self._adapter_of_token[:tokens]

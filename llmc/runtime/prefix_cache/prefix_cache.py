@@ -62,7 +62,7 @@ class PrefixCache:
 
     @property
     def snapshot_stats(self) -> SnapshotStats | None:
-        """None for a model without states."""
+        """The numbers of snapshots; None for a model without states."""
         return None if self.snapshots is None else SnapshotStats(self.snapshots.count, self.snapshots.used)
 
     def match(self, request: Request) -> list[int]:
@@ -217,7 +217,7 @@ class PrefixCache:
             self._folded.setdefault(digest, []).append(chain)
 
     def _hash_all(self, chain: Chain) -> None:
-        """All blocks of the chain can be found from now on."""
+        """Make all blocks of the chain findable from now on."""
         while chain.blocks:
             self._unfold(chain)
             self._hash_first(chain)
@@ -268,7 +268,7 @@ class PrefixCache:
 
 
 def hash_prompt(request: Request, digests: BlockDigests) -> None:
-    """Called before the request is added, because hashing takes microseconds per block, and a step waits for the
+    """Hash a prompt before its request is added, because hashing takes microseconds per block, and a step waits for the
     scheduler."""
     if request.salt is not None:
         own = request.prefix

@@ -68,7 +68,7 @@ class StateSnapshots:
         self._copy_states(self._slots[block], own.seat)
 
     def fork(self, parent: Request, child: Request) -> None:
-        """Let the states of the child's seat be those of the parent's."""
+        """Copy the states of the parent's seat to the child's."""
         first, own = parent.standing.seat, child.standing.seat
         assert first is not None and own is not None
         self._copy_states(first, own)

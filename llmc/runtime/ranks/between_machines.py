@@ -37,8 +37,8 @@ _GREETING_SECONDS = 10.0
 
 
 def gather_ranks(engine: EngineDirectory, plan: RankPlan, launch: Launch, tell_lost: Callable[[], None]) -> Team:
-    """All but this one, the first, whose plan is given. tell_lost: as Team has it. Raises
-    RankError for those that do not come or do not fit."""
+    """Connect all ranks except this one, the first, whose plan is given. tell_lost: as in Team. Raises RankError for
+    those that do not come or do not fit."""
     launch.check(plan.ranks)
     layout = MemoryLayout.of(engine, plan.exchange_bytes)
     shared = SharedMemory.create(layout.nbytes)
@@ -116,7 +116,7 @@ def meeting(launch: Launch) -> Iterator[Store]:
 
 
 def mark_lost(memory: RankMemory) -> None:
-    """Let this process's step leave its collectives."""
+    """Make this process's step leave its collectives."""
     memory.lost[:] = 1
 
 

@@ -79,7 +79,7 @@ class RankedDeviceExecutor:
             raise
 
     def step(self, step: Step) -> Logits:
-        """On all ranks. Raises RankError that names one that has ended; no later step works then."""
+        """Run a step on all ranks. Raises RankError that names one that has ended; no later step works then."""
         return self._with_all(step, lambda: self._own.step(step))
 
     def choose(self, step: Step, wanted: StepOutput, choices: RowChoices) -> Chosen:
@@ -104,7 +104,7 @@ class RankedDeviceExecutor:
         self._own.move_slots(sources, destinations, group)
 
     def close(self) -> None:
-        """Also end the other ranks."""
+        """Close the executor, and end the other ranks."""
         self._team.close()
         if self._place is not None:
             self._place.part()

@@ -57,7 +57,7 @@ class GlooExchange:
 
 
 def own_address(launch: Launch) -> str:
-    """This machine's in the network that leads to the first rank's."""
+    """Return this machine's address in the network that leads to the first rank's."""
     kind, _, _, _, address = socket.getaddrinfo(launch.address, launch.port, type=socket.SOCK_DGRAM)[0]
     with socket.socket(kind, socket.SOCK_DGRAM) as probe:
         probe.connect(address)  # Sends nothing.

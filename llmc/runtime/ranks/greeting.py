@@ -20,7 +20,7 @@ class Greeting:
 
     @staticmethod
     def of(engine: EngineDirectory) -> "Greeting":
-        """This process's."""
+        """Return the greeting of this process."""
         digest = hashlib.sha256(manifest_text(engine.manifest).encode()).hexdigest()
         return Greeting(VERSION, digest, str(engine.path))
 

@@ -39,7 +39,7 @@ def open_interpreted(request: OpeningRequest) -> tuple[RankedDeviceExecutor, int
 
 
 def open_executed(request: OpeningRequest) -> tuple[RankedDeviceExecutor, int]:
-    """As `open_interpreted`, by the PTX that the engine keeps. Raises RankError, EngineFormatError."""
+    """Open an engine as `open_interpreted` does, by the PTX that it keeps. Raises RankError, EngineFormatError."""
     from llmc.runtime.executors.ptx import open_engine
     from llmc.runtime.ranks.interpreted_place import meet_interpreted, shared_bytes
 

@@ -48,7 +48,7 @@ class StepRows:
                 self.giving.give(number, output)
 
     def close(self) -> None:
-        """Let the neighbours go."""
+        """Disconnect the neighbours."""
         for end in (self.taking, self.giving):
             if end is not None:
                 end.close()

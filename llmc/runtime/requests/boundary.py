@@ -43,7 +43,7 @@ def errors(names: Iterable[Name], found: Iterable[object]) -> dict[Name, Request
 
 @contextmanager
 def as_llmc_error() -> Iterator[None]:
-    """For a caller's own thread: whatever is raised inside comes out as an LlmcError."""
+    """Turn every exception inside into an LlmcError, in a caller's own thread."""
     try:
         yield
     except (LlmcError, *_ENDS):

@@ -19,7 +19,7 @@ class GenerationJob(Protocol):
 
     @property
     def sequences(self) -> Sequence[Request]:
-        """All that may be in the loop now."""
+        """All sequences that may be in the loop now."""
 
     @property
     def finished(self) -> bool:
@@ -68,9 +68,8 @@ class SampledJob:
 
     @property
     def prompt_logprobs(self) -> tuple[TokenLogprobs | None, ...] | None:
-        """As they were computed with the prompt; None as well for tokens that a request that was cut short has not
-        come to.
-        """
+        """The log-probabilities that were computed with the prompt; also None for tokens that a cut request has not
+        reached."""
         if not self.first.scored_end:
             return None
         found = self.first.prompt_logprobs

@@ -119,7 +119,7 @@ class Request(ABC):
         """After `receive`: start, resume or remove other sequences of the same client's request."""
 
     def expire(self) -> None:
-        """Its deadline has passed: end with the current output."""
+        """End with the current output, because the deadline has passed."""
         self.end()
 
     @property

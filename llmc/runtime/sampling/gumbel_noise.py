@@ -80,7 +80,7 @@ def uniform_pairs(seeds: Ints, counters: Ints) -> Doubles:
 
 
 def _times(groups: TokenIds, numbers: Floats, winners: TokenIds, seed: int, counter: int) -> Doubles:
-    """When the clocks of groups ring: [groups, 64]."""
+    """Return the arrival times of groups, [groups, 64]."""
     places = (groups[:, None] * _RUN + np.arange(_RUN)).astype(np.uint64)
     own = np.concatenate(_words(places, seed, counter), axis=1)
     first = (_waiting_time(numbers) / _GROUP)[:, None]

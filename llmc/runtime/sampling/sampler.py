@@ -273,7 +273,8 @@ def penalize_output(scores: Row, ids: TokenIds, counts: npt.NDArray[np.integer],
 def choose(
     samplers: Sequence[Sampler], logits: Iterable[Row], draw: DrawRows | None = None
 ) -> Sequence[int | RequestError]:
-    """Each sampler's token for its row of logits, or why there is none. draw: a kernel that draws what samplers do."""
+    """Return each sampler's token for its row of logits, or the reason for none. draw: a kernel that draws as samplers
+    do."""
     rows = zip(samplers, logits, strict=True)
     if draw is None:
         return attempts(Sampler.sample, rows)

@@ -52,7 +52,7 @@ class SamplingKeywords(TypedDict, total=False):
 
 
 def sampling_defaults() -> dict[str, Any]:
-    """Each parameter's default, by name."""
+    """Return each parameter's default, by name."""
     return {f.name: f.default if f.default_factory is MISSING else f.default_factory() for f in fields(SamplingParams)}
 
 

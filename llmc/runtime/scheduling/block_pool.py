@@ -72,7 +72,7 @@ class BlockPool:
         self._on_loss = listener
 
     def watch(self, watcher: BlockWatcher) -> None:
-        """Tell the watcher of blocks from now on."""
+        """Notify the watcher of changes of blocks from now on."""
         self._watcher = watcher
 
     def allocate(self, count: int) -> list[int]:
@@ -91,7 +91,7 @@ class BlockPool:
         return taken
 
     def part(self, block: int) -> int:
-        """Give a shared block up for one's own, which is to be filled as a copy of it."""
+        """Exchange a shared block for one's own, which is to be filled as a copy of it."""
         (own,) = self.allocate(1)
         if self._watcher is not None:
             self._watcher.copied(own, block)
@@ -133,7 +133,7 @@ class BlockPool:
             contents[block] = content
 
     def rename(self, block: int, content: object) -> None:
-        """Another content, of a block that has one."""
+        """Give a block that has a content another one."""
         if self._contents[block] is None:
             raise ValueError(f"block {block} has no content")
         self._contents[block] = content

@@ -55,7 +55,7 @@ class GroupPool:
 
     @property
     def stats(self) -> GroupStats:
-        """Its blocks at this moment."""
+        """The numbers of blocks at this moment."""
         pool = self.pool
         return GroupStats(str(self._policy), pool.count, pool.used, pool.cached, self.kept_rows, self.dropped_rows)
 
@@ -156,7 +156,7 @@ class GroupPool:
         return table.dropped > 0 and not self.policy(request).recomputes
 
     def retire(self, request: Request, table: GroupTable) -> None:
-        """Give back the blocks that no later token of the request sees."""
+        """Release the blocks that no later token of the request sees."""
         first = self._first(request.computed - table.dropped)
         if first > table.first:
             self.keep(request, table, request.prefix.registered, first)
@@ -232,7 +232,7 @@ class GroupPool:
             self.pool.rename(own, other)
 
     def drop(self, blocks: Iterable[int]) -> None:
-        """These blocks of group 0 will not be found any more."""
+        """Drop the blocks that belong to these blocks of group 0, which are no longer found."""
         for block in blocks:
             own = self._kept.pop(block, None)
             if own is not None:

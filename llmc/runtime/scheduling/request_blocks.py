@@ -50,7 +50,7 @@ class RequestBlocks:
                 request.standing.groups[index].blocks.append(block)
 
     def extend(self, request: Request, count: int) -> None:
-        """So many more for a request; they must fit."""
+        """Append `count` blocks to a request; they must fit."""
         own = request.standing
         own.blocks += self._pool.allocate(count)
         for group, table in self._tables(request):
@@ -65,7 +65,7 @@ class RequestBlocks:
                 group.pool.release((table.blocks.pop(),))
 
     def retire(self, request: Request) -> None:
-        """Give back what no later token of the request looks at."""
+        """Release what no later token of the request reads."""
         for group, table in self._tables(request):
             group.retire(request, table)
 
@@ -117,7 +117,8 @@ class RequestBlocks:
     def can_return(
         self, request: Request, found: Sequence[int], saved: SavedRequest, others: Sequence[Request]
     ) -> bool:
-        """As `can_start`, of a request that was swapped out, after the first blocks that were found again."""
+        """Return the same as `can_start` for a request that was swapped out, after the first blocks that were found
+        again."""
         total = self._limits.blocks_for(len(request.tokens))
         growth = total - saved.blocks
         needs = [
@@ -214,7 +215,7 @@ class RequestBlocks:
             self.extend(request, end - len(own.blocks))
 
     def release(self, request: Request) -> None:
-        """Give all back."""
+        """Release all blocks."""
         own = request.standing
         for group, table in self._tables(request):
             group.pool.release(group.held(table))
@@ -223,7 +224,7 @@ class RequestBlocks:
         own.blocks, own.groups = [], ()
 
     def _tables(self, request: Request) -> Iterable[tuple[GroupPool, GroupTable]]:
-        """None of a request that holds nothing."""
+        """Yield the request's tables; none for a request that holds nothing."""
         return zip(self.groups, request.standing.groups, strict=False)
 
     def _compaction(self, request: Request, group: GroupPool, done: DoneCut) -> list[int]:

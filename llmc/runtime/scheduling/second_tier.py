@@ -51,7 +51,7 @@ class SecondTier:
 
     @property
     def stats(self) -> OffloadStats:
-        """Its blocks at this moment."""
+        """The numbers of blocks at this moment."""
         return self._tier.stats(len(self._saved), self._hits)
 
     def swap_out(self, request: Request, outline: StepOutline, *, must_return: bool = False) -> bool:

@@ -63,7 +63,7 @@ class StepOutline:
         return bool(self.copies) or any(self.group_copies.values())
 
     def copies_of(self, group: int) -> dict[int, int]:
-        """Which blocks of a group of caches are to be filled from which others."""
+        """Return which blocks of a group of caches are copied from which others."""
         return self.group_copies.get(group, {}) if group else self.copies
 
     def include(self, request: Request, count: int, draft: Draft = NO_DRAFT) -> None:

@@ -49,7 +49,7 @@ def create_app(
 
 
 def application(middleware: Sequence[Middleware], *routes: APIRouter) -> FastAPI:
-    """With the live page and the page of the routes, and errors in OpenAI's shape."""
+    """Return the application with the live page, the page of the routes, and errors in OpenAI's shape."""
     # FastAPI's page of the routes loads scripts from elsewhere; routes/docs.py has another.
     app = FastAPI(title="llmc", docs_url=None, redoc_url=None, middleware=middleware)
     for each in (*routes, page_routes(), docs_routes(app)):

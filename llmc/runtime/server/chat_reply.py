@@ -66,7 +66,7 @@ class ChatReply(Reply[ChatRequest]):
         return self._counts
 
     def usage(self) -> Json:
-        """With the tokens of thinking for a model that does."""
+        """Return the usage, with the tokens of thinking for a model that thinks."""
         if self._thinking is None:
             return super().usage()
         thought = sum(self._thinking.tokens(c.tokens, self._model.texts.utf8) for c in self._choices)

@@ -115,7 +115,7 @@ def typed_error_event(error: ApiError, sequence_number: int) -> bytes:
 
 
 def end_stream_with(scope: Scope, end: Callable[[ApiError], bytes]) -> None:
-    """Say how the stream that answers a request ends with an error, unless as error_events has it."""
+    """Set the end of a stream that fails; by default it is that of error_events."""
     scope[_STREAM_END] = end
 
 

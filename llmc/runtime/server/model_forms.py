@@ -29,7 +29,8 @@ class ModelForms:
 
 
 def model_forms(options: ServeOptions) -> ModelForms:
-    """As the options say, else as the model's template does. Raises OptionError for unknown names."""
+    """Return the forms that the options name, or those of the model's template. Raises OptionError for unknown
+    names."""
     files = engine_files(options.engine)
     template = engine_template(files)
     if options.chat_template is not None:

@@ -132,7 +132,7 @@ class ThinkingReader(OutputReader):
         yield from source.until((), self._answer)
 
     def _thoughts(self) -> Wait[str | None]:
-        """Tell what is thought, without blanks at its end; the mark after it, which stays."""
+        """Emit the thoughts, without blanks at their end; return the mark after them, which is not read."""
         held, stops = "", (self._thinking.tags.closing, *self._thinking.interrupts)
         while True:
             text, stop = yield from self._source.piece(stops)

@@ -46,7 +46,7 @@ class Acceptance(Protocol):
         """The method's name in rejection_sample_method."""
 
     def tokens(self, judged: Sequence[Judged]) -> list[int | RequestError]:
-        """For each row the draft, another token, or an error; the samplers have accepted the token."""
+        """Return for each row the draft, another token, or an error; the samplers have accepted the token."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class Typical:
 
 
 def kept_or_redrawn(p: Probabilities, q: Probabilities, drafts: Tokens, uniforms: Probabilities) -> Tokens:
-    """For each row the draft, or a token drawn from max(0, p - q) instead: [rows].
+    """Return for each row the draft, or a token drawn from max(0, p - q) instead: [rows].
 
     p, q: [rows, vocabulary], each row with sum 1. drafts: [rows], drawn from q. uniforms: [rows, 2], in (0, 1).
     """

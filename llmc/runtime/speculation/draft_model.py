@@ -67,7 +67,7 @@ class DraftModel(CachingDrafter):
         self._executor.close()
 
     def forget(self, request: SampledRequest) -> None:
-        """Its cached rows may serve other requests."""
+        """Drop the request; its cached rows may serve other requests."""
         self._cache.forget(request)
 
     def write(self, asked: Sequence[tuple[SampledRequest, int]]) -> Sequence[Draft | RequestError]:

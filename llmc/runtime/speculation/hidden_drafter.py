@@ -121,7 +121,7 @@ class HiddenDrafter(CachingDrafter):
         return failed | self._read_prompts([request for request in prompts if request not in failed])
 
     def forget(self, request: SampledRequest) -> None:
-        """Its cached rows may serve other requests."""
+        """Drop the request; its cached rows may serve other requests."""
         self._unread.forget(request)
         self._candidates.forget(request)
 
@@ -172,7 +172,8 @@ class HiddenDrafter(CachingDrafter):
         asked.rows = self._unread.complete(asked.rows)
 
     def _read_rows(self, asked: Iterable[_Asked]) -> None:
-        """All layers read the rows; each layer gives one draft for the requests that are ready and need that many."""
+        """Read the rows in all layers; each layer gives one draft for the requests that are ready and need that
+        many."""
         asked = [each for each, _ in _each(lambda each: self._unread.read(each.rows), asked)]
         for layer in range(len(self._layers)):
 
@@ -231,7 +232,7 @@ class HiddenDrafter(CachingDrafter):
         return failed
 
     def _next_of_prompt(self, request: SampledRequest, room: int) -> Unread | None:
-        """At most `room` of the next rows to read, which then count as read; None if there are no more."""
+        """Return at most `room` of the next rows to read, which then count as read; None if there are no more."""
         found = self._unread.of_prompt(request)
         if found is None:
             return None

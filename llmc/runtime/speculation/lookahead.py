@@ -54,7 +54,7 @@ class LookaheadDrafter(EachDrafter):
         return errors((chunk.request for _, chunk, _ in read), attempts(self._advance, read))
 
     def forget(self, request: SampledRequest) -> None:
-        """Nothing is kept for other requests."""
+        """Drop the request's n-grams, which are not kept for other requests."""
         self._windows.pop(request, None)
 
     def draft(self, request: SampledRequest, most: int) -> Draft:

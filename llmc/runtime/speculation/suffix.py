@@ -37,7 +37,7 @@ class SuffixDrafter(EachDrafter):
         self._own: dict[SampledRequest, _Own] = {}
 
     def forget(self, request: SampledRequest) -> None:
-        """Its output is kept for requests with the same salt: once, and only if drafts were requested for it."""
+        """Keep the request's output for requests with the same salt: once, and only if drafts were requested for it."""
         if self._own.pop(request, None) is not None:
             self._earlier.add(request.salt, request.tokens[request.prompt_tokens :])
 

@@ -37,7 +37,7 @@ class Incoming:
         self.text += piece
 
     def end(self, cut: bool) -> None:
-        """No piece follows."""
+        """Note that no piece follows."""
         self.ended, self.cut = True, cut
 
     @property
@@ -120,7 +120,8 @@ class Incoming:
             yield
 
     def until(self, stops: Sequence[str], say: Callable[[str], None], *, drops: bool = False) -> Wait[str | None]:
-        """Say all text before the first of the stops, piece by piece. The stop, which is not read; None at the end."""
+        """Emit all text before the first of the stops, piece by piece. Return the stop, which is not read; None at the
+        end."""
         while True:
             text, stop = yield from self.piece(stops, drops=drops)
             if text:

@@ -130,7 +130,7 @@ def index(b: Body, self: Value, indices: Sequence[Value | None]) -> str:
 
 
 def diff(b: Body, self: Value, dim: int, prepend: Value | None, append: Value | None) -> str:
-    """Each element less the one before."""
+    """Subtract from each element the one before."""
     whole: Operand = self
     if prepend is not None or append is not None:
         whole = b("Concat", *(each for each in (prepend, self, append) if each is not None), axis=dim)

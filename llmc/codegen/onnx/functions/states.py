@@ -17,7 +17,7 @@ llmc = torch.ops.llmc
 
 
 def causal_conv(b: Body, x: Value, weight: Value, bias: Value | None, **step: Value) -> tuple[str, ...]:
-    """All tokens at once: a sum of rows, each `width - 1 - j` places back."""
+    """Convolve all tokens at once: a sum of rows, each `width - 1 - j` places back."""
     width = weight.size(0)
     of = sequences(b, x, (width - 1, weight.size(1)), step)
     rows = b("Concat", of.before, of.rows(x), axis=1)

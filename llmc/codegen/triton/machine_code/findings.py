@@ -91,7 +91,7 @@ def program_findings(
 
 
 def check_budget(code: KernelCode, budget: Budget) -> tuple[Finding, ...]:
-    """Each limit of the budget that says something of the kernel's target, with the kernel's figure."""
+    """Return each limit of the budget for the kernel's target, with the kernel's figure."""
     found = []
     for limit in budget.all_limits:
         if limit.is_for(code.target):

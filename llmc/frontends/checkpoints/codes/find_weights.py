@@ -27,7 +27,7 @@ _UNREAD = {
 
 
 def find_weights(files: SafetensorsSource, stored: StoredQuantization) -> tuple[dict[str, PackedWeight], set[str]]:
-    """Every weight that is quantized, by the model's name, and the names of tensors that say nothing of weights.
+    """Return every quantized weight, by the model's name, and the names of tensors that are not about weights.
 
     Raises CheckpointError for a checkpoint without any, and for tensors that do not fit what its config says.
     """

@@ -24,7 +24,7 @@ def aten_layer_norm(x: Any, shape: Any, weight: Any, bias: Any, eps: Any, cudnn:
 
 
 def weight_and_bias(x: Any, weight: Any, bias: Any, eps: Any, dtype: Any) -> Any:
-    """Written out with both."""
+    """Match a layer norm in single ops, with weight and bias."""
     return _cast_or_not(aten.add.Tensor(aten.mul.Tensor(weight, _normalized(x, eps)), bias), dtype)
 
 

@@ -53,7 +53,7 @@ class ResponseStore:
         return f"resp_{self._replica:02x}{uuid.uuid4().hex}"
 
     def get(self, identity: str, tenant: str | None) -> StoredResponse | None:
-        """That response, if it is the tenant's and not too old."""
+        """Return that response, if it is the tenant's and not too old."""
         found = self._kept.get(identity)
         if found is None or found[0].tenant != tenant:
             return None

@@ -33,7 +33,7 @@ class CompletionRequest(SamplingFields):
         return len(self.prompts()) * max(self.n or 1, self.best_of or 1)
 
     def prompts(self) -> list[str | list[int]]:
-        """Each prompt: a text or token ids."""
+        """The prompts: texts or token ids."""
         if isinstance(self.prompt, str):
             return [self.prompt]
         ids = [item for item in self.prompt if isinstance(item, int)]

@@ -83,7 +83,7 @@ class ToolForm:
 
     @property
     def marks(self) -> frozenset[str]:
-        """All texts in it that may be special tokens."""
+        """All texts in the form that may be special tokens."""
         around = [mark for section in self.sections for mark in (section.opening, section.closing)]
         inside = [mark for notation in self.notations for mark in notation.marks]
         found: Sequence[str | None] = (*around, *inside, *self.call_marks)

@@ -111,7 +111,7 @@ class TaggedCalls:
             calls.arguments(json.dumps(typed_value("".join(parts), function, key), ensure_ascii=False))
 
     def _value(self, source: Incoming, say: Say) -> Wait[bool]:
-        """Say a value's text; whether its end came."""
+        """Emit a value's text; return whether its end was reached."""
         if self.padded:
             yield from source.takes("\n")
         closing, held = self.value_closing.strip(), ""
