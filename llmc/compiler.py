@@ -324,7 +324,7 @@ def packed(
     tensor = value(recipe)
     if tuple(tensor.shape) != slot.shape:
         raise PassError(
-            f"weight {slot.name} is {list(tensor.shape)}, where the graph has {list(slot.shape)}",
+            f"weight {slot.name} is {list(tensor.shape)}, but the graph has {list(slot.shape)}",
             at=", ".join(stored_names(recipe)),
             fix="the pass that made its recipe has to give its placeholder that shape",
         )

@@ -217,7 +217,7 @@ def tiny_architecture(name: str) -> Any:
         count = _parameters(model_class, config)
     if count > _PARAMETERS:
         raise CaptureError(
-            f"the small configuration of {name!r} has {count:,} parameters: some of its sizes are not known here",
+            f"the small configuration of {name!r} has {count:,} parameters: llmc cannot reduce all of its sizes",
             at=f"model type {name!r}",
             fix="pass a model of this architecture: llmc explain MODEL",
         )

@@ -87,7 +87,7 @@ def latency(seconds: Sequence[float]) -> Latency:
 
 
 def parse_goals(texts: Sequence[str]) -> dict[str, float]:
-    """`ttft:200 tpot:50` as milliseconds by name."""
+    """Parse goals such as `ttft:200 tpot:50` to milliseconds by name."""
     goals: dict[str, float] = {}
     for text in texts:
         name, _, value = text.partition(":")

@@ -171,5 +171,5 @@ def _digest(text: str) -> str:
 
 
 def _mark_used(path: Path) -> None:
-    with suppress(OSError):  # It may have just gone, or the disk may be read-only.
+    with suppress(OSError):  # It may have just been deleted, or the disk may be read-only.
         os.utime(path)

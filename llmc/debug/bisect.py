@@ -174,7 +174,7 @@ def bisect(
         raise OptionError(f"the pipeline has {rewrites}", at=f"--good {good}", fix=f"give 0 to {total}")
     if holds(total):
         raise OptionError(
-            f"the check holds for the whole pipeline ({probes[-1].outcome.detail}): there is nothing to find",
+            f"the check holds for the whole pipeline ({probes[-1].outcome.detail}): the search has nothing to find",
             at=f"cut after #{total}",
             fix="make the check stricter, such as a smaller --tolerance",
         )

@@ -18,7 +18,7 @@ from llmc.runtime.loading import load
 
 @dataclass(frozen=True)
 class Change:
-    """One thing that differs. section: what kind of thing. None: the engine has none of it."""
+    """One thing that differs. section: what kind of thing. None: the engine has nothing of this kind."""
 
     section: str
     name: str

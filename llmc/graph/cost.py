@@ -152,7 +152,7 @@ def _cache_bytes(node: fx.Node, symbols: Mapping[sympy.Symbol, sympy.Symbol]) ->
         state = arguments["state"].meta["val"]
         return 2 * R * math.prod(state.shape[1:]) * state.dtype.itemsize
     if COMPACTION in arguments or not any(name in arguments for name in _CACHES):
-        return _ZERO  # Steps with a compaction are none of those that are counted.
+        return _ZERO  # Steps with a compaction are not counted.
     k_cache, v_cache = (arguments[name].meta["val"] for name in _CACHES)
     row = sum(c.shape[1] * c.shape[3] * c.dtype.itemsize for c in (k_cache, v_cache))
     if "slot_mapping" in arguments:

@@ -36,7 +36,7 @@ class StoredWeight:
 
     @property
     def label(self) -> str:
-        """Method, format and activations in words."""
+        """Method, format and activations as text."""
         by = "" if self.token_group is None else f" by {self.token_group}"
         rounded = "" if self.activation == "none" else f", {self.activation} activations{by}"
         is_named = CODE_FORMATS[self.format].is_blocked  # By the type that it comes from.

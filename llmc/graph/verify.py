@@ -1,6 +1,6 @@
 """Legal nodes of a graph at each stage: aten's pointwise and shape ops, llmc:: ops by their records, and inputs.
 
-Canonical graphs use aten.reshape, never aten.view: after the copies are gone a view need not exist.
+Canonical graphs use aten.reshape, never aten.view: after the copies are removed a view need not exist.
 """
 
 import operator

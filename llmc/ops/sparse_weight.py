@@ -100,7 +100,7 @@ def sparse_values(weight: Tensor, count: int) -> Tensor:
     """
     found = weight[is_stored(weight)]
     if len(found) > count:
-        raise ValueError(f"{len(found)} elements are not zero, where {count} were counted")
+        raise ValueError(f"{len(found)} elements are not zero, but {count} were counted")
     return torch.nn.functional.pad(found, (0, count - len(found)))
 
 

@@ -58,7 +58,7 @@ def apply_rules(graph: ModelGraph, rules: Mapping[Any, Rule], log: RewriteLog) -
         log.drop_refusals()
         if not _sweep(graph.graph, rules, log):
             return
-    raise PassError(f"still finds candidates after {_MAX_SWEEPS} sweeps", fix="its rules undo one another")
+    raise PassError(f"still finds candidates after {_MAX_SWEEPS} sweeps", fix="its rules undo each other")
 
 
 def _sweep(graph: fx.Graph, rules: Mapping[Any, Rule], log: RewriteLog) -> bool:

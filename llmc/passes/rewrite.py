@@ -47,7 +47,7 @@ class Rewrite:
     shares_interior: whether nodes between the outputs and the wildcards may also be used outside the match. If not,
         such a use is a refusal, except of a node that only moves data (a view, a cast), which costs little twice.
     stage: the stage of the graph that comes out; None is that of the graph that goes in.
-    applies: whether a match is meant by the pass at all; one that is not is passed over without a refusal.
+    applies: whether the pass is for a match at all; other matches are skipped without a refusal.
     after: where llmc.passes.extended puts it: after the pass of this name; None is the end.
     examples: for `llmc prove`, which looks for values of the wildcards itself: those that it cannot find, by name, a
         tensor as its shape. One mapping a case, of all patterns that hold for it.

@@ -49,7 +49,8 @@ class RewriteLog:
     def begin_pass(self, name: str, *, may_cut: bool = True, is_added: bool = False) -> None:
         """Start the record of a pass.
 
-        may_cut: False for one that is to run to its end whatever stop_after says. is_added: it is none of llmc's own.
+        may_cut: False for one that is to run to its end whatever stop_after says. is_added: it is not one of llmc's
+        own.
         """
         self._history.extend(self.refusals())
         self._pass_name = name
@@ -81,14 +82,14 @@ class RewriteLog:
 
     @contextmanager
     def refusing(self) -> Iterator[None]:
-        """Record what ends the block as Refused; the next candidate is looked at."""
+        """Record what ends the block as Refused; the next candidate follows."""
         try:
             yield
         except Refused as refused:
             self.refuse(refused.refusal)
 
     def drop_refusals(self) -> None:
-        """Forget this pass's near-misses, before the candidates are looked at again."""
+        """Forget this pass's near-misses, before the candidates are examined again."""
         self._refusals = {}
 
     def rewrites(self) -> tuple[RewriteRecord, ...]:

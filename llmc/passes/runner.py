@@ -201,7 +201,7 @@ def _apply(each: Pass, graph: ModelGraph, options: BuildOptions, log: RewriteLog
 
 
 def _round(each: Rewrite, roots: tuple[Any, ...], graph: ModelGraph, log: RewriteLog) -> bool:
-    """Look at every candidate once, in graph order; whether anything was rewritten."""
+    """Examine every candidate once, in graph order; return whether anything was rewritten."""
     candidates = sorted(n for target in roots for n in graph.graph.find_nodes(op="call_function", target=target))
     changed = False
     for root in candidates:

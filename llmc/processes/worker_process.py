@@ -18,13 +18,13 @@ START_SECONDS = 60.0
 
 
 class WorkerError(Exception):
-    """The worker gave no answer: what happened, in words that follow a colon."""
+    """The worker gave no answer. The text says what happened, and follows a colon."""
 
 
 class WorkerProcess:
     """Runs `python -m module arguments lifeline`, whose first line says that it is ready. One question at a time.
 
-    It imports nothing from the current directory, none of this process's secrets are in its environment, and it ends
+    It imports nothing from the current directory, its environment has no secrets of this process, and it ends
     with this process. lifeline: for llmc.processes.lifeline.end_with.
     """
 

@@ -395,6 +395,6 @@ class Program:
         return {str(index): slot for index, slot in enumerate(self.states)}
 
     def launched_kernels(self) -> tuple[DeviceKernel, ...]:
-        """The kernels that steps launch from binaries: none of a library, none that only alternatives use."""
+        """The kernels that steps launch from binaries, except those of libraries or of unused alternatives."""
         used = {launch.kernel for launch in self.launches}
         return tuple(kernel for kernel in self.kernels if kernel.name in used and not kernel.is_library)

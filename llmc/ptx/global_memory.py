@@ -127,7 +127,7 @@ class GlobalMemory:
             left = np.setdiff1d(left, ours)
 
     def _place_of(self, address: int) -> str:
-        """An address in words that help: how far after which buffer."""
+        """Describe an address by its distance from a buffer."""
         place = bisect_right(self._starts, address) - 1
         if place < 0:
             return f"{address:#x}"

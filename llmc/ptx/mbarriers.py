@@ -194,7 +194,7 @@ class MBarriers:
         found.copies = left
 
     def state(self, offset: int, row: int) -> str:
-        """The state of an mbarrier in words, for errors about waiting threads."""
+        """The state of an mbarrier as text, for errors about waiting threads."""
         found = self._found.get(offset)
         if found is None:
             return f"an mbarrier at byte {offset} that is not there"
@@ -204,7 +204,7 @@ class MBarriers:
         )
 
     def take(self, rows: Indices, order: Order, shadow: Shadow, tell: Tell) -> "MBarriers":
-        """The mbarriers of some of the blocks."""
+        """Return the mbarriers of some of the blocks."""
         part = MBarriers(order, shadow, self._row_bytes, tell)
         new_row = np.full(self._order.blocks, -1)
         new_row[rows] = np.arange(len(rows))

@@ -19,7 +19,7 @@ def bf16_of_f32(value: Values) -> Values:
 
 
 def f32_of_bf16(bits: Values) -> Values:
-    """bf16 numbers, which are single precision's upper halves."""
+    """Convert bf16 numbers, which are single precision's upper halves."""
     return (bits.astype(U32) << np.uint32(16)).view(F32)
 
 

@@ -3,7 +3,7 @@
 For each granule (the smallest access that a kernel has) of each block there is the stamp (order.py) of its last writer,
 and for each warp the stamp of its last reader in that warp. An access is in order if what it meets has been seen by the
 warp that makes it. Most accesses meet only what the last barrier of the whole block has settled, which one comparison
-shows; only others are looked at one by one.
+shows; only others are checked one by one.
 """
 
 from collections.abc import Callable
@@ -46,7 +46,8 @@ class Shadow:
     # ---- accesses of threads -----------------------------------------------------------------------------------------
 
     def read(self, index: Indices, nbytes: int, lanes: Indices, at: Instruction, whole_warp: bool = False) -> None:
-        """Threads read `nbytes` bytes, each from its index. whole_warp: also for the other threads of their warps."""
+        """Check and record that threads read `nbytes` bytes, each from its index. whole_warp: also for the other
+        threads of their warps."""
         self._check_writes(index, nbytes, lanes, at, is_read=True, by_warp=whole_warp)
         self._sign_reads(index, nbytes, lanes, self._signatures(lanes, whole_warp), whole_warp)
 

@@ -42,7 +42,7 @@ def machine_of(
     if memory_bytes is None:
         memory_bytes = target.compiled[0].memory_bytes if target.compiled else available_bytes() // max(1, ranks)
     if recorded is not None and target.compiled:
-        raise OptionError(f"nothing of {target.name} is measured", at=f"--rates {recorded}", fix="leave out --rates")
+        raise OptionError(f"no rates of {target.name} are measured", at=f"--rates {recorded}", fix="leave out --rates")
     joined = None if link is None else LINKS[link]
     return Machine(target, memory_bytes, threads=threads, recorded=recorded, custom=custom, link=joined)
 

@@ -57,7 +57,7 @@ class Replica:
         return self._scheduler.preemptions
 
     def add(self, arrival: Arrival) -> RequestRecord:
-        """A request that has come now; the record fills as it is served."""
+        """Add a request that has arrived now; the record fills while it is served."""
         record = RequestRecord(sent=arrival.arrival, prompt_tokens=arrival.prompt_tokens)
         self._scheduler.add(_Request(arrival, record, self._sampler, lambda: self.now))
         return record

@@ -72,7 +72,7 @@ def automatic_target() -> Target:
         return target
     arch = "" if device.is_hip else f" (sm_{device.capability[0]}{device.capability[1]})"
     raise TargetError(
-        f"this machine's GPU, {device.name}{arch}, is none that llmc has a target for",
+        f"this machine's GPU, {device.name}{arch}, has no target in llmc",
         at="target=auto",
         fix="build for the CPU: target=cpu; or for the GPU of `llmc targets` that is most like it, whose kernels are "
         "compiled for this one when the engine is loaded, if they can be",

@@ -118,7 +118,7 @@ def output_matrix(rows: Sequence[Rows]) -> Tensor:
         states = each.states.double()
         squares += states.T @ states
         products += states.T @ each.logits.double()
-    # So small that it changes nothing but directions in which no state has gone.
+    # So small that it changes only directions that no state has.
     squares += 1e-9 * squares.trace() / channels * torch.eye(channels, dtype=torch.float64)
     matrix: Tensor = torch.linalg.solve(squares, products).T.float().contiguous()
     states, logits = rows[0].states, rows[0].logits

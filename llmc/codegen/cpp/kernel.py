@@ -63,8 +63,8 @@ def by_name(
 
     axes: of tensor arguments, as `x[tokens | heads head_dim] cos[_ | half]` (graph/axes.py); their names are the fields
     that are their sizes, 1 for one that may be missing and is. results: the fields that say where results go. typed:
-    the arguments whose element types choose the function; the first of axes unless given. more: fields that are none
-    of these, or another value than the argument's.
+    the arguments whose element types choose the function; the first of axes unless given. more: fields other than
+    these, or another value than the argument's.
     """
     tensors = tensor_axes(axes)
     names = tuple(tensors)[:1] if typed is None else tuple(typed)
@@ -101,7 +101,7 @@ def named_arguments(call: Call, function: str, axes: TensorAxes, results: Sequen
 
 
 def refuse_dtypes(node: fx.Node, names: Sequence[str]) -> Refusal | None:
-    """The first of these arguments whose elements no kernel reads, or None."""
+    """Refuse the first of these arguments whose dtype no kernel reads."""
     given = arguments_of(node)
     for name in names:
         if (dtype := given[name].meta["val"].dtype) not in DTYPES:

@@ -68,7 +68,7 @@ class Body:
         return outputs
 
     def constant(self, value: npt.NDArray[Any]) -> str:
-        """The name of a constant; equal ones are one."""
+        """Add a constant and return its name; equal constants share one."""
         key = (value.dtype.str, value.shape, value.tobytes())
         if key not in self._constants:
             self._constants[key] = self._name()

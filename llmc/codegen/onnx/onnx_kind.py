@@ -52,7 +52,7 @@ class OnnxKind:
             size = options.tensor_parallel_size
             raise _refused(f"have one rank, not {size}", f"tensor_parallel_size={size}", "tensor_parallel_size")
         if options.speculative is not None:
-            raise _refused("draft by nothing within them", f"speculative={options.speculative}", "speculative")
+            raise _refused("have no built-in drafts", f"speculative={options.speculative}", "speculative")
 
     def check_tools(self, options: BuildOptions) -> None:
         """Builds need none."""

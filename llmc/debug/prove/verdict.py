@@ -24,7 +24,7 @@ from llmc.passes.runner import replace as put_in_place
 
 class Outcome(Enum):
     """proved: equal over the reals. compared: so found at random points, where sympy could not decide. disproved: not
-    equal. skipped: nothing was looked at."""
+    equal. skipped: nothing was examined."""
 
     PROVED = "proved"
     COMPARED = "compared"

@@ -62,7 +62,7 @@ class SafetensorsSource:
             )
         if floating and not _is_floating(entry.dtype):
             raise CheckpointError(
-                f"tensor {name!r} is stored as {entry.dtype}, where the model has a floating-point one",
+                f"tensor {name!r} is stored as {entry.dtype}, but the model has a floating-point tensor",
                 at=entry.file,
                 fix="use an unquantized checkpoint (F32, BF16 or F16)",
             )
@@ -129,7 +129,7 @@ def check_shape(name: str, found: tuple[int, ...], expected: tuple[int, ...], fi
     """Raise CheckpointError unless a tensor, or what is stored as several, has the shape that the model gives it."""
     if found != expected:
         raise CheckpointError(
-            f"tensor {name!r} has shape {list(found)}, where config.json makes it {list(expected)}",
+            f"tensor {name!r} has shape {list(found)}, but config.json gives it the shape {list(expected)}",
             at=file,
             fix="check that config.json belongs to these weights",
         )

@@ -57,7 +57,7 @@ class DraftTensors:
         found = self.shape(name)
         if found != shape:
             raise CheckpointError(
-                f"tensor {name!r} is {list(found)}, where a draft for {self._target} has {list(shape)}",
+                f"tensor {name!r} is {list(found)}, where a draft for {self._target} needs {list(shape)}",
                 at=self._source.entry(name).file,
                 fix="take the draft that was trained for this model",
             )

@@ -108,7 +108,7 @@ def placed(model: GgufModel, names: Names, layers: int) -> dict[str, Place]:
         part = None if found is None else known.get(found["part"])
         if found is None or part is None:
             raise CheckpointError(
-                f"tensor {name!r:.80} is none of this architecture's, which has {layers} layers of "
+                f"tensor {name!r:.80} does not belong to this architecture, which has {layers} layers of "
                 f"{', '.join((*names.layer, *names.experts))}",
                 at=tensor.file,
                 fix="build from the safetensors checkpoint that the file was converted from",
@@ -134,7 +134,7 @@ def _experts(tensor: GgufTensor, suffix: str) -> int:
     axes = 3 if suffix == "weight" else 2
     if len(tensor.shape) != axes:
         raise CheckpointError(
-            f"tensor {tensor.name} of experts has shape {list(tensor.shape)}, where {axes} dimensions are",
+            f"tensor {tensor.name} of experts has shape {list(tensor.shape)}, expected {axes} dimensions",
             at=tensor.file,
             fix="convert the model again",
         )

@@ -32,7 +32,7 @@ def tokenizer_of(vocabulary: Vocabulary) -> Tokenizer:
         tokenizer = make(vocabulary)
     except CheckpointError:
         raise
-    except Exception as error:  # The library raises a bare Exception for merges of tokens that are not there.
+    except Exception as error:  # The library raises a bare Exception for merges of missing tokens.
         raise CheckpointError(
             f"cannot make a tokenizer from the vocabulary: {error}", at=said.at, fix="convert the model again"
         ) from None
@@ -145,7 +145,7 @@ def _add_ends(tokenizer: Tokenizer, vocabulary: Vocabulary) -> None:
 
 def _not_read(said: Metadata, key: str, found: str, known: Mapping[str, object]) -> CheckpointError:
     return CheckpointError(
-        f"tokenizers of the kind {said.prefix}{key} = {found!r:.40} are not read",
+        f"tokenizers of the kind {said.prefix}{key} = {found!r:.40} are not supported",
         at=said.at,
         fix=f"llmc reads {', '.join(known)}; build others from their safetensors checkpoints",
     )

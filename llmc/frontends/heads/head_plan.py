@@ -109,7 +109,7 @@ def pair_separator(directory: Path | None, count: int) -> int | None:
     before = [0, *accumulate(int(token == separator) for token in ids[:-1])]
     if segments != [min(each, count - 1) for each in before]:
         raise CaptureError(
-            f"the tokenizer gives a pair the segments {segments}, expected one more after each {separator}",
+            f"the tokenizer gives a pair the segments {segments}, expected the next one after each {separator}",
             at=file,
             fix="build a reranker without token types, such as one of XLM-RoBERTa or ModernBERT",
         )

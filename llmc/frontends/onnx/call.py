@@ -52,7 +52,7 @@ class Call:
         return self.known(index) if self.makes_numbers else self.tensor(index)
 
     def optional(self, index: int) -> Tensor | None:
-        """The same, None where it was left out."""
+        """The same, None if it was left out."""
         return self.tensor(index) if self.has(index) else None
 
     def known(self, index: int) -> Known:
@@ -82,7 +82,7 @@ class Call:
         return str(self._attribute(name, str, default))
 
     def axes(self, name: str = "axes", index: int = 1) -> list[int] | None:
-        """Whole numbers that an attribute says, or in later opsets an input; None where neither does."""
+        """The whole numbers of an attribute, or in later opsets of an input; None if there is neither."""
         given = self.node.attributes.get(name)
         if isinstance(given, tuple):
             return [int(each) for each in given]

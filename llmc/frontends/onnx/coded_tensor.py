@@ -73,7 +73,7 @@ def initializer(node: OnnxNode, graph: OnnxGraph, index: int) -> OnnxTensor:
 
 
 def optional_initializer(node: OnnxNode, graph: OnnxGraph, index: int) -> OnnxTensor | None:
-    """The same, None where it was left out."""
+    """The same, None if it was left out."""
     return initializer(node, graph, index) if index < len(node.inputs) and node.inputs[index] else None
 
 

@@ -85,7 +85,7 @@ def _matmul(node: OnnxNode, graph: OnnxGraph, made_by: Mapping[str, OnnxNode]) -
     if node.attributes.get("weight_prepacked", 0):
         raise unfit(node, "its codes are packed for one kind of GPU (weight_prepacked)")
     if len(node.inputs) > 4 and node.inputs[4]:
-        raise unfit(node, "its columns are in another order (g_idx)")
+        raise unfit(node, "its columns are permuted (g_idx)")
     rows, columns, block, bits = (whole(node, name) for name in ("N", "K", "block_size", "bits"))
     parts = [initializer(node, graph, index) for index in (1, 2)]
     zeros = optional_initializer(node, graph, 3)

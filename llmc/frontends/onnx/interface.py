@@ -102,7 +102,7 @@ def read_interface(graph: OnnxGraph, file: Path, head_dim: int | None) -> Interf
     ids = [name for name, role in roles.items() if role is Role.IDS]
     if len(ids) != 1:
         raise CaptureError(
-            f"the model has {len(ids)} inputs of token ids, among {', '.join(roles)[:200] or 'none'}",
+            f"the model has {len(ids)} inputs of token ids; its inputs are {', '.join(roles)[:200] or 'none'}",
             at=file,
             fix="export it with one input input_ids [batch, tokens] of whole numbers",
         )

@@ -81,7 +81,7 @@ def read_tensor(proto: Any, file: Path) -> OnnxTensor:
     name, shape = utf8(proto.name, file), tuple(proto.dims)
     if proto.data_type not in _ELEMENTS:
         raise CheckpointError(
-            f"tensor {name!r:.80} is of ONNX type {proto.data_type}, which is not read",
+            f"tensor {name!r:.80} has ONNX type {proto.data_type}, which llmc does not read",
             at=file,
             fix="llmc reads floating-point numbers of 16 to 64 bits, integers, booleans, and codes of MatMulNBits",
         )

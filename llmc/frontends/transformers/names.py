@@ -58,7 +58,7 @@ def stored_recipes(
     names = {name: name for name in source.names()}
     found = _found(model, names if whole is None else text_names(names), source, renamed=whole is None)
     if whole is not None and found.recipes.keys() != tensors.keys():
-        # Its own names and converters are those of the whole: they are looked at where the text half's do not do.
+        # Its own names and converters are those of the whole: they are used if the text half's do not fit.
         outer = whole()
         found = found if outer is None else _text_half(_found(outer, names, source), outer, tensors)
     missing = [group[0] for group in _groups(tensors) if group[0] not in found.recipes]
@@ -104,7 +104,7 @@ def _found(model: Any, names: Mapping[str, str], source: StoredShapes, *, rename
     found = _match(groups, available, model.base_model_prefix)
     matched = {each for stored in found.values() for each in stored}
     if renamed and (len(found) < len(groups) or names.keys() - matched):
-        # Renames are looked at only where names do not fit as they are, or some are left: most checkpoints do.
+        # Renames are considered only if names do not fit as they are, or some are left: most checkpoints do.
         available = {**_renamed(model, source.names()), **names}
         found = _match(groups, available, model.base_model_prefix)
     recipes, sources = _converted(model, [group for group in groups if group[0] not in found], names, source)
@@ -177,8 +177,8 @@ def _check_converted(
         source.check(stored[each], source.shape(stored[each]), floating=tensor.is_floating_point())
     if made.shape != tuple(tensor.shape):
         raise CheckpointError(
-            f"{name} comes out of {made.sources[0]} and others as {list(made.shape)}, where config.json makes it "
-            f"{list(tensor.shape)}",
+            f"{name} comes out of {made.sources[0]} and others as {list(made.shape)}, but config.json gives it "
+            f"the shape {list(tensor.shape)}",
             at=source.directory,
             fix="check that config.json belongs to these weights",
         )

@@ -50,7 +50,7 @@ def _counted(positions: fx.Node | Call, tokens: Any, node: fx.Node) -> fx.Node |
         raise Refused(f"positions count from {start} in steps of {step}, expected from 0 in steps of 1", node)
     strange = _strange_use(node)
     if strange is not None:
-        raise Refused(f"{strange.name} ({strange.target}) uses arange(T) as something other than positions", node)
+        raise Refused(f"{strange.name} ({strange.target}) uses arange(T) for something else than positions", node)
     if value.dtype is torch.int64:
         return positions
     return Call(aten._to_copy.default, (positions,), {"dtype": value.dtype})

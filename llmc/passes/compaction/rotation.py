@@ -39,7 +39,8 @@ def rope_of(node: fx.Node) -> fx.Node:
 
 
 def rotation_of(rotated: fx.Node, name: str = "keys") -> Rotation | str:
-    """The rotation of queries or keys, by their name; or why they cannot be turned back, as Placement.problem says."""
+    """Return the rotation of queries or keys, by their name, or why they cannot be turned back, as in
+    Placement.problem."""
     keys = rope_of(rotated)
     is_spread = keys is not rotated
     if keys.target is not _llmc.rope.default:

@@ -43,7 +43,7 @@ def not_divisible(graph: ModelGraph, mixture: Mixture) -> Refusal | None:
     for product in mixture:
         weight = call_arguments(product)["weight"]
         if weight.name not in graph.weights and part_of(weight) is not Part.STORAGE:
-            return Refusal(f"its weight comes from {weight.name}, which no rank can have a part of", product)
+            return Refusal(f"its weight comes from {weight.name}, which cannot be divided among ranks", product)
         for part in weights_of(graph, product):
             if len(part.users) > 1:
                 return Refusal(f"{part.name} is also used elsewhere", product)

@@ -260,7 +260,7 @@ def errors_measured_on(sequences: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
 
 
 def _looks_at_inputs(planned: tuple[Planned, ...], codes: RememberedCodes) -> bool:
-    """Whether a method of a plan looks at the inputs of a weight whose codes are not known."""
+    """Whether a method of a plan uses the inputs of a weight whose codes are not known."""
     history: History = ()
     for each in sorted(planned, key=_place):
         if each.scheme is not None:

@@ -165,7 +165,7 @@ def relative_error(squares: Iterable[tuple[float, float]]) -> float:
 
 
 def scale_spans(weight: Tensor, scheme: Scheme, least: int = 1) -> list[slice]:
-    """Rows that are looked at together, `least` or more of them: all where they share a scale, or have no numbers."""
+    """Rows that are processed together, `least` or more of them: all where they share a scale, or have no numbers."""
     if scheme.granularity == "tensor" or weight.is_meta:
         return [slice(0, len(weight))]
     return row_spans(weight, least, BLOCK if scheme.granularity == "block" else 1)

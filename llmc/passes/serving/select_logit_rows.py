@@ -163,7 +163,8 @@ def _refusal(graph: ModelGraph, node: fx.Node) -> Refusal | None:
 
 
 def _unselectable(graph: ModelGraph, operand: fx.Node, reader: fx.Node) -> Refusal | None:
-    """Return why an operand with rows can have its selection neither below it nor, by and by, above what makes it."""
+    """Return why rows of an operand can be selected neither after it nor, step by step, before the node that makes
+    it."""
     if operand.meta["val"].is_floating_point():
         return None
     op = operand.all_input_nodes[0] if operand.target is getitem else operand
@@ -176,7 +177,7 @@ def _unselectable(graph: ModelGraph, operand: fx.Node, reader: fx.Node) -> Refus
 
 
 def _is_end(node: fx.Node) -> bool:
-    """Whether the selection is meant to end there: at what mixes tokens or makes rows, and right after attention."""
+    """Whether the selection ends there: at nodes that mix tokens or make rows, and right after attention."""
     record = record_of(node)
     return node.target in _VIEWS or (record is not None and not record.rows)
 

@@ -52,7 +52,7 @@ def nothing(team: Team, mask: Mask) -> None:
 
 
 def build_hint(operands: Operands, modifiers: Modifiers) -> Action:
-    """prefetch, nanosleep, setmaxnreg and the like, whose modifiers say how, not what."""
+    """prefetch, nanosleep, setmaxnreg and similar ones, whose modifiers do not change the result."""
     return nothing
 
 

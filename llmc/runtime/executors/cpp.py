@@ -277,7 +277,7 @@ def open_library(engine: EngineDirectory) -> ctypes.CDLL:
         raise EngineFormatError(f"the engine's library cannot be loaded: {error}", at=path, fix=fix) from None
     abi = library.llmc_engine_abi()
     if abi != ENGINE_ABI:
-        raise EngineFormatError(f"the library speaks interface {abi}, this llmc {ENGINE_ABI}", at=path, fix=fix)
+        raise EngineFormatError(f"the library has interface {abi}, but this llmc needs {ENGINE_ABI}", at=path, fix=fix)
     compiled_for = library.llmc_engine_interface().decode(errors="replace")
     check_interface(interface_text(engine.program), compiled_for, path)
     return library

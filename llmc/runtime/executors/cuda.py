@@ -353,7 +353,8 @@ class CudaExecutor:
         return self._kernels[name]
 
     def load_example(self, shape: StepShape) -> None:
-        """Put the inputs of a step of that shape on the device, whose requests are at their longest, for measuring."""
+        """Put the inputs of a step of that shape on the device for measuring. Its requests have their maximum
+        length."""
         lane = self._lanes[0]
         lane.pack(example_step(shape, self.limits, min(self._group_blocks)), shape)
         self._copy_inputs(shape, lane.staged)

@@ -179,7 +179,7 @@ class HostLaunches(ABC):
 
     @abstractmethod
     def run_kernel(self, call: PlannedCall, grid: tuple[int, int, int], counts: Mapping[str, int]) -> None:
-        """Run a kernel that is none of a library's."""
+        """Run a kernel that does not belong to a library."""
 
     def named(self, call: PlannedCall, counts: Mapping[str, int]) -> dict[str, Tensor | int | float]:
         """A call's arguments by name, its pointers as tensors from there to the end of their memory."""

@@ -222,7 +222,7 @@ def _whole_blocks(arrays: Sequence[npt.NDArray[np.float32]]) -> list[Bytes]:
 
 
 def _session(engine: EngineDirectory, threads: int, provider: str) -> Any:
-    """A session that has the provider; onnxruntime would go on without one that is not there."""
+    """Open a session and check that it has the provider; onnxruntime would continue without a missing one."""
     try:
         import onnxruntime
     except ModuleNotFoundError:

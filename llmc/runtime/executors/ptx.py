@@ -108,7 +108,7 @@ class PtxExecutor(HostLaunches):
             )
 
     def run_library(self, call: PlannedCall, counts: Mapping[str, int]) -> None:
-        """A library does not report its writes, so all of its output memory counts as written."""
+        """Run a library call. It does not report its writes, so all of its output memory counts as written."""
         launch = self.launched.launches[call.index]
         shape = _shape_of(counts)
         given = {name: buffer for name, (_, buffer) in self._operands(launch, shape)}

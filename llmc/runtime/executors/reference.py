@@ -2,8 +2,8 @@
 
 A library's matrix product sums up a row in another order when it has another number of rows, or when the row is at
 another place among them. So the graph runs on tiles of TILE rows, always: a token's place in its tile is its position
-modulo TILE, the rows that no token of the step takes are left over, and no row sees another but through the cache. Its
-bits then depend on nothing but the tokens before it. All ranks of a partitioned graph run here, op by op
+modulo TILE, rows without a token of the step are ignored, and a row sees others only through the cache. Its
+bits then depend only on the tokens before it. All ranks of a partitioned graph run here, op by op
 (llmc/graph/ranks.py).
 """
 

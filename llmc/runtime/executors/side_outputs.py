@@ -14,7 +14,7 @@ from llmc.runtime.memory import Bytes
 class SideOutputs:
     """The side outputs of a program whose steps run in an arena, and the size of the last step.
 
-    also: what else steps happen to leave. Raises EngineFormatError for a side output whose buffer is not there, or of
+    also: what else steps happen to leave. Raises EngineFormatError for a side output whose buffer is missing, or of
     another kind.
     """
 

@@ -61,7 +61,7 @@ class TritonInterpreterExecutor(HostLaunches):
 
 
 def switch_on() -> None:
-    """Set TRITON_INTERPRET=1, which Triton looks at when it is imported. Raises OptionError if it has been."""
+    """Set TRITON_INTERPRET=1, which Triton reads when it is imported. Raises OptionError if it has been."""
     if os.environ.get("TRITON_INTERPRET") == "1":
         return
     if "triton" in sys.modules:

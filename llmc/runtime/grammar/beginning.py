@@ -86,7 +86,7 @@ def _take_forced(matcher: LLMatcher, tokenizer: LLTokenizer, written: int) -> in
 
 
 def _check(matcher: LLMatcher, token: int) -> None:
-    """token: the number of the output's token that was looked at."""
+    """token: the number of the output's token that was checked."""
     if matcher.is_error():
         raise limit_reached(matcher.get_error(), token)
 

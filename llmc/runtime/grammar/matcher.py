@@ -34,7 +34,7 @@ class GrammarMask:
     """One output's place in its grammar: which tokens may come next, and whether it is complete.
 
     beginning: after `written` tokens; copied. A limit of the grammar that only a guess runs into does not harm the
-    output: what was accepted is matched again, and no further guess is looked at. time: that its masks may take.
+    output: what was accepted is matched again, and no further guess is checked. time: that its masks may take.
     """
 
     def __init__(

@@ -73,7 +73,7 @@ class BlockFiles:
         try:
             descriptor = os.open(self._path(key), os.O_RDONLY | os.O_NOFOLLOW)
         except FileNotFoundError:
-            raise DamagedBlockError("its file is gone") from None
+            raise DamagedBlockError("its file is missing") from None
         try:
             size = os.fstat(descriptor).st_size
             if size != _HEADER.size + nbytes:

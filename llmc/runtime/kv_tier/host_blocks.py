@@ -23,7 +23,7 @@ class HostBlocks:
     def read(self, key: BlockKey, nbytes: int) -> Bytes:
         found = self._blocks.get(key)
         if found is None:
-            raise DamagedBlockError("it is not there")
+            raise DamagedBlockError("it is missing")
         content, expected = found
         if content.nbytes != nbytes or checksum(content.data) != expected:
             raise DamagedBlockError("its bytes have changed in memory")

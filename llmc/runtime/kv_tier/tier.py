@@ -280,7 +280,7 @@ class Tier:
     def _note_damage(self, key: BlockKey, entry: _Entry, error: Exception) -> None:
         with self._lock:
             if self._entries.get(key) is not entry:
-                return  # It was let go while it was read.
+                return  # It was evicted while it was read.
             self._damaged += 1
             self._remove(key)
         self._tell(f"a block of the second tier in {self._store.place} is not used: {_words(error)}")

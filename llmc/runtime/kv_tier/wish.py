@@ -38,7 +38,7 @@ def offloading_wish(size: Any, directory: Any, *, prefix_cache: bool = True) -> 
         return OffloadingWish(nbytes, None, size)
     if not prefix_cache:
         raise OptionError(
-            "without the prefix cache nothing is kept for the next process",
+            "without the prefix cache no block is kept for the next process",
             at=f"kv_offloading_dir={str(place)!r}",
             fix="leave out kv_offloading_dir, or let prefixes be found (prefix_cache=True)",
         )

@@ -34,7 +34,7 @@ class PrefixCache:
     then.
 
     The content of a block in the pool is its digest, or the chain that it is folded in. A folded block has no holder
-    but the request that filled it, which lets go of the end first: so the pool takes a chain's blocks from its end.
+    but the request that filled it, which releases the end first. So the pool takes a chain's blocks from its end.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class PrefixCache:
         return self._blocks.get(digest)
 
     def admit(self, block: int, digest: bytes) -> None:
-        """A held block has come back from the second tier: it can be found from now on."""
+        """Make a held block that was read from the second tier findable from now on."""
         self._blocks[digest] = block
         self._pool.keep((block,), digest)
 
@@ -229,7 +229,8 @@ class PrefixCache:
             del self._folded[chain.parent]
 
     def _lose(self, blocks: Sequence[int], contents: Sequence[object]) -> None:
-        """The pool needs the blocks for something else. A request lets go of its chain at once: they come in runs."""
+        """The pool needs the blocks for something else. A request releases its chain at once, so blocks come in
+        runs."""
         if self._offload is not None:
             self._offload_blocks(self._offload, blocks, contents)
         if self.snapshots is not None:

@@ -34,7 +34,7 @@ class Channel:
             self.socket.sendall(data)
 
     def receive(self) -> Any:
-        """The next message; None where the other end is closed. Raises OSError, TimeoutError among them."""
+        """Return the next message; None if the other end is closed. Raises OSError, TimeoutError among them."""
         head = self._read(_LENGTH.size)
         text = None if head is None else self._read(_LENGTH.unpack(head)[0])
         return None if text is None else json.loads(text)

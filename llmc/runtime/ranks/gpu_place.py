@@ -107,7 +107,7 @@ def _check_library(rank: int, ranks: int, device: torch.device) -> None:
         raise RankError(
             f"NCCL {problem or 'gave wrong values'} in its first exchange among {ranks} GPUs",
             at=f"rank {rank} ({torch.cuda.get_device_name(device)})",
-            fix="set NCCL_DEBUG=INFO to see what it waits for; NCCL_P2P_DISABLE=1 has it go through the host's memory",
+            fix="set NCCL_DEBUG=INFO to see the cause, or NCCL_P2P_DISABLE=1 to exchange through the host's memory",
         )
 
 

@@ -28,7 +28,7 @@ class Greeting:
         """Raise RankError if another rank runs another llmc or engine. theirs: its message; rank: its name in
         errors."""
         if not isinstance(theirs, dict) or not all(isinstance(theirs.get(key), str) for key in asdict(self)):
-            raise RankError(f"{rank} does not speak as a rank of llmc {VERSION}: {theirs!r:.80}", at=rank, fix=_SAME)
+            raise RankError(f"{rank} does not answer as a rank of llmc {VERSION}: {theirs!r:.80}", at=rank, fix=_SAME)
         if theirs["version"] != self.version:
             raise RankError(f"{rank} runs llmc {theirs['version']}, the first rank {self.version}", at=rank, fix=_SAME)
         if theirs["engine"] != self.engine:

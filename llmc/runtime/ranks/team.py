@@ -129,7 +129,7 @@ class Team:
         return next((each for each in seen if int(self.memory.ended(each.rank)[0]) <= number), None)
 
     def lose(self, member: Member | None, how: str) -> None:
-        """A rank is of no use any more. how: what it has done, for the error."""
+        """Mark a rank as lost. how: what happened to it, for the error."""
         if member is not None:
             self._reason = f"{member.name} {how}"
             if member.process is not None:

@@ -64,7 +64,7 @@ def chosen_params(params: SamplingParams | None, keywords: SamplingKeywords) -> 
     if params is None:
         for name, value in keywords.items():
             if isinstance(value, SamplingParams):
-                raise RequestError(f"{name} is not how a SamplingParams is given", at=name, fix=f"write params={name}")
+                raise RequestError(f"{name} is not a sampling parameter", at=name, fix=f"write params={name}")
         return SamplingParams(**keywords)
     if not isinstance(params, SamplingParams):
         raise _no_params(params)

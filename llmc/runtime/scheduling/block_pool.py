@@ -139,13 +139,13 @@ class BlockPool:
         self._contents[block] = content
 
     def forget(self, block: int) -> None:
-        """The block's content is of no use."""
+        """Note that the block's content is not needed any more."""
         self._contents[block] = None
         if self._take(block):
             self._free.append(block)
 
     def _take(self, block: int) -> bool:
-        """A block out of those that are cached; false if it is none of them."""
+        """Take a block out of the cached ones; returns False if it is not cached."""
         for cached in (self._cached, self._least):
             if block in cached:
                 del cached[block]
@@ -153,7 +153,7 @@ class BlockPool:
         return False
 
     def _take_cached(self, count: int) -> list[int]:
-        """The blocks that are worth least, then those that were let go longest ago; their contents are lost."""
+        """Evict the blocks that are worth least, then those that were released longest ago; their contents are lost."""
         contents, least = self._contents, min(count, len(self._least))
         taken = [self._least.popitem(False)[0] for _ in range(least)]
         taken += [self._cached.popitem(False)[0] for _ in range(count - least)]

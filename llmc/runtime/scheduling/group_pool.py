@@ -305,7 +305,7 @@ def usable_with(
 
     Args:
         found: blocks of group 0, of the first places.
-        elsewhere: whether a group's block, (group, place), that its pool lacks can be had all the same.
+        elsewhere: whether a group's block, (group, place), that its pool lacks is available elsewhere.
     """
     while end:
         lacking = [

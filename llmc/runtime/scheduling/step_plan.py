@@ -31,8 +31,8 @@ class StepPlan(NamedTuple):
 
     copies: blocks to be filled from others before the step, {destination: source}; all sources are read first.
     group_copies: the same of the groups of caches after the first, by group.
-    grown: decodes that have got one more block. entered: those that have come to their place, or whose blocks are
-    others, since the last step. In both, requests without a place are to be ignored.
+    grown: decodes that have got one more block. entered: those that got their place, or whose blocks changed,
+    since the last step. In both, requests without a place are to be ignored.
     """
 
     decodes: list[SampledRequest]

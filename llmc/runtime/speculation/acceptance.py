@@ -68,7 +68,8 @@ class Rejection:
 
 @dataclass(frozen=True)
 class Typical:
-    """Lossy."""
+    """Accepts drafts that are likely enough for the entropy of their row (Medusa). Lossy: it changes the
+    distribution."""
 
     threshold: float
     alpha: float

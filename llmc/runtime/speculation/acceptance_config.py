@@ -70,5 +70,5 @@ def _check_draft_sample_method(values: dict[str, Any]) -> None:
         raise OptionError(
             f"draft_sample_method cannot be {chosen!r:.80}",
             at=OPTION,
-            fix=f"say {_DRAWN!r} or leave it out: drafts are drawn by the request's own parameters and noise",
+            fix=f"set {_DRAWN!r} or leave it out: drafts are drawn with the request's own parameters and noise",
         )

@@ -66,7 +66,7 @@ def start_built_in(first: EngineDirectory, method: str, *, check_weights: bool) 
             raise OptionError(
                 f"the engine was built with a draft for {family!r}, not for {method!r}",
                 at=OPTION,
-                fix=f'say "method": "{family}"',
+                fix=f'set "method": "{family}"',
             )
         for outer, layer in pairwise([first, *(each.directory for each in layers)]):
             _check_fits(outer.program, layer.program, layer)

@@ -23,7 +23,7 @@ _TRIAL_STEPS = 4
 # A decision takes longer than the rest of a step's bookkeeping: as long as decisions agree, the number of steps between
 # them doubles, up to this maximum.
 _LONGEST_LOOK = 16
-# Looked at where more than four drafts may be had: more than these are not looked at one by one.
+# Numbers of drafts that are considered if more than four are possible; others are not considered.
 _COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 
 

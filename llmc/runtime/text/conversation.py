@@ -65,7 +65,8 @@ class ConversationPrompts:
         return self._tokenizer.encode(rendered.text, add_special_tokens=False)
 
     def template(self, given: str | None) -> ChatTemplate:
-        """The template that is meant. Raises RequestError if the model has none, OptionError for none of that name."""
+        """Return the requested template. Raises RequestError if the model has none, OptionError for none of that
+        name."""
         if given is None:
             if self._own_template is None:
                 raise RequestError(

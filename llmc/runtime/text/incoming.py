@@ -17,7 +17,7 @@ _BLANK = re.compile(r"\s*")
 
 
 class Incoming:
-    """The text that has come, and a place in it.
+    """The text that was received, and a place in it.
 
     ended: no more comes; cut: because a limit broke the output off. returns: a reader may go back to an earlier place,
     so that text which was read has to stay.

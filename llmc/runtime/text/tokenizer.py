@@ -118,7 +118,8 @@ class Tokenizer:
         return max(map(len, self._vocabulary_bytes), default=0)
 
     def tokens_containing(self, text: str) -> frozenset[int]:
-        """The tokens whose bytes contain those of the text. The latest answers are kept: it looks at every token."""
+        """The tokens whose bytes contain those of the text. The latest answers are kept, because it reads every
+        token."""
         found = self._containing.get(text)
         if found is None:
             wanted = text.encode()

@@ -88,7 +88,7 @@ def _modules(files: SafetensorsSource, stored: StoredQuantization) -> dict[str, 
 def _scheme(
     module: str, tensors: Mapping[str, str], files: SafetensorsSource, stored: StoredQuantization
 ) -> StoredScheme:
-    """The one whose layout the module's tensors are in. Raises CheckpointError where there is none."""
+    """The one whose layout the module's tensors are in. Raises CheckpointError if there is none."""
     seen = ", ".join(sorted(tensors.values()))
     group = group_of(module, stored.groups)
     if group is None or not group.schemes:

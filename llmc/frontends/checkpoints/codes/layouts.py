@@ -182,7 +182,7 @@ def _e2m1_shape(codes: str, parts: StoredParts, scheme: StoredScheme) -> tuple[i
 def _unpack_powers(codes: str, parts: StoredParts, shape: tuple[int, int], scheme: StoredScheme) -> UnpackedCodes:
     scales = parts.load("weight_scale")
     if scales.dtype not in _EXPONENTS:
-        raise ValueError(f"weight_scale is {scales.dtype}, where it is exponents")
+        raise ValueError(f"weight_scale is {scales.dtype}, expected exponents")
     return unpack_fp4(parts.load(codes), powers_of_two(scales.view(torch.uint8)))
 
 

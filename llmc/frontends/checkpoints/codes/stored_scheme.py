@@ -49,7 +49,7 @@ class CodeLayout:
         shape: the weight's [out, in]. Raises ValueError for tensors that do not fit together.
         unpack: codes, scales and zeros of a weight of that shape. Raises ValueError.
         codes: the tensor that holds the codes, and the types that it may have.
-        bits: of a code, as the shapes of the tensors have it; None where the scheme alone says it.
+        bits: of a code, as the shapes of the tensors have it; None if only the scheme has them.
         unused: suffixes of tensors that say how others compute, and nothing of the weight.
     """
 

@@ -113,7 +113,7 @@ def mask_of_heads(added: Iterable[Tensor], length: int, node: fx.Node) -> Causal
 
 def _read_head(added: Tensor, node: fx.Node) -> _Head:
     if added.isnan().any():
-        raise Refused("the mask has numbers in it that are none (nan)", node)
+        raise Refused("the mask has NaNs in it", node)
     visible = added > HIDDEN
     return _Head(*_seen(visible, node), _slope(added.float(), visible, node))
 

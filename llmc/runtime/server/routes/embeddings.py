@@ -52,7 +52,7 @@ def embedding_routes(model: ServedModel) -> APIRouter:
 
 
 def checked_head(model: ServedModel, body: RowFields, *tasks: Task) -> Head:
-    """The engine's head. 404 for another model's name, 400 for an engine that is built for none of these tasks."""
+    """The engine's head. 404 for another model's name, 400 for an engine that is built for another task."""
     model.check_name(body.model)
     model.check_room()
     head = model.engine.engine.info.head

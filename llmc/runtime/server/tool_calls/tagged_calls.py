@@ -129,7 +129,7 @@ class TaggedCalls:
             say(text.removesuffix(held))
 
     def _is_end(self, source: Incoming, closing: str) -> Wait[bool]:
-        """Whether the closing tag that comes next ends the value; it is read."""
+        """Read the next closing tag, and return whether it ends the value."""
         source.returns = True
         after = source.at + len(closing)
         source.at = after
