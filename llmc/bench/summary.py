@@ -32,7 +32,7 @@ class Latency:
 class Summary:
     """duration: seconds. throughputs: per second. goodput: requests per second that met every goal; None without goals.
 
-    prefix_hit_rate: share of prompt tokens found in the server's prefix cache, None where it does not say.
+    prefix_hit_rate: share of prompt tokens found in the server's prefix cache, None if it does not say.
     """
 
     completed: int

@@ -46,14 +46,14 @@ class ReferenceKind:
         return plain_rows(weight, slot)
 
     def pack_codes(self, parts: Mapping[str, Tensor], format: str, layout: Layout) -> Tensor:
-        """Never called: codes, scales and zeros are separate weights."""
+        """Raise: codes, scales and zeros are separate weights."""
         raise LoweringError(f"{self.target.name} keeps codes as separate weights", at=f"layout {layout.value}")
 
     def dense_reason(self, storage: fx.Node) -> None:
         """The eager ops read masks."""
 
     def fitting_sequences(self, program: Program) -> int | None:
-        """None, because the machine is not known."""
+        """Return None, because the machine is not known."""
         return None
 
 

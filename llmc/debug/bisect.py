@@ -105,7 +105,7 @@ class Outline:
 class Culprit:
     """good: the most rewrites with which the check holds; bad: the fewest with which it was seen to fail.
 
-    rewrite: number `bad`; None where the pass failed before it made one. probes: every run of the check, in order.
+    rewrite: number `bad`; None if the pass failed before it made one. probes: every run of the check, in order.
     """
 
     pass_name: str

@@ -28,7 +28,7 @@ class Change:
 
 @dataclass(frozen=True)
 class EngineDifference:
-    """changes: by section, in the order of a build. logits: the second engine against the first; None where they could
+    """changes: by section, in the order of a build. logits: the second engine against the first; None if they could
     not be compared, and why_not says why. tokens: what they were compared on."""
 
     changes: tuple[Change, ...]

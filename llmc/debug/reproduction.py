@@ -77,7 +77,7 @@ if __name__ == "__main__":
 
 @dataclass(frozen=True)
 class Reproduction:
-    """Where it was written. local: what the piece alone shows, the worst of its outputs; None where there is no piece
+    """Where it was written. local: what the piece alone shows, the worst of its outputs; None if there is no piece
     that runs, and error says why."""
 
     directory: Path
@@ -93,7 +93,7 @@ def write_reproduction(
     piece: ChangedRegion | None,
     check: Sequence[str],
 ) -> Reproduction:
-    """Write the directory, which must not exist or be empty. after, piece: None where the rewrite does not get that
+    """Write the directory, which must not exist or be empty. after, piece: None if the rewrite does not get that
     far. check: the command line that repeats the check at this rewrite.
 
     Raises OptionError for a directory that holds something.

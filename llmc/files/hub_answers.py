@@ -70,7 +70,7 @@ class HubAnswers:
             self._check_file(asked, status, headers)
 
     def longest_body(self, asked: str) -> int | None:
-        """Bytes that the body may have; None where no answer has told the sizes of the files."""
+        """Bytes that the body may have; None if no answer has told the sizes of the files."""
         question = _question(asked)
         if question is not None and question["about"]:
             return MOST_DESCRIPTION

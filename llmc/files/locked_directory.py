@@ -17,7 +17,7 @@ def locked_directory(parent: Path, start: str, *, mode: int = 0o777) -> tuple[Pa
     made.
 
     Returns:
-        The directory, and the descriptor that holds the lock; None where the file system has no locks.
+        The directory, and the descriptor that holds the lock; None if the file system has no locks.
 
     Raises:
         OSError: the directory cannot be made.

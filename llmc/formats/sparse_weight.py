@@ -9,7 +9,7 @@ class SparseWeight:
 
     module: its name in the checkpoint, or lm_head. tensor: the checkpoint's tensor. scheme: as spelled, or how the
     checkpoint has it. zeros: the share of elements that are zero. error: root mean square error over the root mean
-    square, of the product's output on calibration text if is_output_error, else of the weight; None where the zeros
+    square, of the product's output on calibration text if is_output_error, else of the weight; None if the zeros
     came with the checkpoint. bits: a weight as it is stored, masks and scales included; None until it is decided.
     dense_bits: what it takes with its zeros stored. reason: why the zeros are stored, None if they are not.
     """

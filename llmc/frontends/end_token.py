@@ -27,7 +27,7 @@ def with_end_token(captured: Captured) -> Captured:
     if end is not None:
         id = known.token_to_id(end)
         if id is None or id >= info.vocab_size:
-            has = "the tokenizer has no such token" if id is None else f"its id, {id}, is none of the model's"
+            has = "the tokenizer has no such token" if id is None else f"its id, {id}, is not in the model's vocabulary"
             notes += (f"the tokenizer's settings call {end!r} the end of a text, and {has}: it is ignored",)
         elif id not in info.eos_token_ids:
             captured.graph.info = replace(info, eos_token_ids=(*info.eos_token_ids, id))

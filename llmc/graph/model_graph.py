@@ -78,7 +78,7 @@ class StateSpec:
 @dataclass(frozen=True)
 class AttachedDraft:
     """Layers that draft from a model's hidden states, as a separate graph. method: the drafter that runs it.
-    id_offsets: what is to be added to its own token ids for the model's; None where they are the same."""
+    id_offsets: what is to be added to its own token ids for the model's; None if they are the same."""
 
     graph: ModelGraph
     method: str

@@ -20,9 +20,9 @@ NO_PLACE = 2**31 - 1
 
 
 def choose(q: Tensor, k: Tensor, weights: Tensor, first_place: int, count: int) -> Tensor:
-    """For queries in places first_place…: the places of the `count` visible keys with the highest scores, in order of
-    place; ties go to the first. q: [queries, heads, channels]; k: [keys, channels]; weights: [queries, heads]. Returns
-    [queries, count], int32, NO_PLACE where there are fewer keys."""
+    """Return for queries in places first_place… the places of the `count` visible keys with the highest scores, in
+    order of place; ties go to the first. q: [queries, heads, channels]; k: [keys, channels]; weights: [queries, heads].
+    Returns [queries, count], int32, NO_PLACE for missing keys."""
     by_head = torch.einsum("qhd,kd->qhk", q.float(), k.float()).relu()
     scores = torch.einsum("qh,qhk->qk", weights.float(), by_head)
     places = torch.arange(k.shape[0], device=q.device)

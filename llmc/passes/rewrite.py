@@ -39,7 +39,7 @@ class Rewrite:
         numbers. `either(a, b)` is a value of one of several forms. Optional arguments are filled in on both sides, dims
         compare modulo the rank, add and mul match in both orders, and a cast (`_to_copy`) also matches a value that
         has its dtype already, since export leaves such casts out. So one pattern serves fp32 and bf16 models.
-    replacement: takes any of the patterns' parameters, nodes as fx proxies and constants as they are, None where the
+    replacement: takes any of the patterns' parameters, nodes as fx proxies and constants as they are, None if the
         pattern that matched has no such parameter, and returns what takes the root's place, or a tuple with one result
         an output; dtypes and shapes must be theirs. May call several ops. A parameter `match` is given the Match.
     precondition: sees a match before it is rewritten; a Refusal, returned or raised as Refused, leaves it alone and is

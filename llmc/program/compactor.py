@@ -34,7 +34,7 @@ class Compactor(Scored):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.recent < 1:
-            raise ValueError(f"recent={self.recent} must be 1 or more: the last row's position tells those behind it")
+            raise ValueError(f"recent={self.recent} must be 1 or more: the last row's position determines later ones")
         if not 1 <= self.chunk <= LONGEST_CHUNK:
             raise ValueError(f"chunk={self.chunk} is not a number of queries from 1 to {LONGEST_CHUNK}")
         if self.every > self.chunk:

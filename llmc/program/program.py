@@ -300,7 +300,7 @@ class SideOutput:
     """An optional result of a step in addition to the logits, valid until the next step: a tensor of this shape per
     row.
 
-    buffer: in whose memory; None where the graph itself runs.
+    buffer: in whose memory; None if the graph itself runs.
     """
 
     name: str

@@ -29,7 +29,7 @@ class Check(Enum):
 
 @dataclass(frozen=True)
 class Finding:
-    """One fault. block: its coordinates in the grid, None where it is the whole launch's. thread: its number in the
+    """One fault. block: its coordinates in the grid, None if it is the whole launch's. thread: its number in the
     block. instruction: where it was found."""
 
     check: Check

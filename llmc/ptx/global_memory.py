@@ -28,7 +28,7 @@ class Buffer:
 
     address: where pointers find it, a multiple of 16. data: its bytes. is_writable: whether the launch may store there.
     may_change: whether an earlier launch may still write it, so that `griddepcontrol.wait` must come before a load.
-    written: for each byte whether it has a value, None where all have; stores set it.
+    written: for each byte whether it has a value, None if all have; stores set it.
     """
 
     name: str
@@ -132,4 +132,4 @@ class GlobalMemory:
         if place < 0:
             return f"{address:#x}"
         before = self._buffers[place]
-        return f"{address:#x}, {address - before.end} bytes behind the end of {before.name},"
+        return f"{address:#x}, {address - before.end} bytes after the end of {before.name},"

@@ -197,7 +197,7 @@ class MBarriers:
         """The state of an mbarrier as text, for errors about waiting threads."""
         found = self._found.get(offset)
         if found is None:
-            return f"an mbarrier at byte {offset} that is not there"
+            return f"an mbarrier at byte {offset} that does not exist"
         return (
             f"phase {found.phase[row]} of the mbarrier at byte {offset}, which lacks {found.pending[row]} of "
             f"{found.count[row]} arrivals and {found.missing_bytes[row]} bytes"

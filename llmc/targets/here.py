@@ -35,7 +35,7 @@ def host_target() -> CpuTarget:
 
 
 def device_target() -> GpuTarget | None:
-    """The target of this machine's first GPU, as torch sees it; None if there is none that is known."""
+    """The target of this machine's first GPU, as torch sees it; None if it is not known."""
     device = _first_device()
     return None if device is None else match_device(device.name, device.capability, is_hip=device.is_hip)
 

@@ -182,4 +182,4 @@ def test_the_tokens_that_a_tokenizer_has_beyond_the_model_are_named(with_vocabul
     (directory / "special_tokens_map.json").write_text(json.dumps({"eos_token": "word199"}))
     captured = with_tokenizer(capture(directory, BuildOptions()), None)
     assert captured.notes[0].startswith("the tokenizer has 209 tokens, the model 160")
-    assert "call 'word199' the end of a text, and its id, 208, is none of the model's" in captured.notes[1]
+    assert "call 'word199' the end of a text, and its id, 208, is not in the model's vocabulary" in captured.notes[1]

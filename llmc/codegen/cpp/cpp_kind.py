@@ -89,7 +89,7 @@ class CppKind:
         return None
 
     def fitting_sequences(self, program: Program) -> int | None:
-        """None, because the machine is not known."""
+        """Return None, because the machine is not known."""
         return None
 
 

@@ -67,7 +67,7 @@ class OnnxKind:
         return stored_elements(weight, slot)
 
     def pack_codes(self, parts: Mapping[str, Tensor], format: str, layout: Layout) -> Tensor:
-        """Never called: codes, scales and zeros are separate weights."""
+        """Raise: codes, scales and zeros are separate weights."""
         raise LoweringError(f"{self.target.name} keeps codes as separate weights", at=f"layout {layout.value}")
 
     def dense_reason(self, storage: fx.Node) -> str:
@@ -75,7 +75,7 @@ class OnnxKind:
         return "onnxruntime has no kernels for weights without their zeros"
 
     def fitting_sequences(self, program: Program) -> int | None:
-        """None, because the machine is not known."""
+        """Return None, because the machine is not known."""
         return None
 
 

@@ -16,7 +16,7 @@ from llmc.program import Activation, Head, Pooling, Task
 class HeadPlan:
     """head: the engine's record, except its width and whether texts come whole, which follow from the graph. dense:
     products after the pooling. max_length: maximum tokens of a text, if lower than the model's own limit. separator:
-    the token after which the second text of a pair begins; None where texts have no segments."""
+    the token after which the second text of a pair begins; None if texts have no segments."""
 
     head: Head
     dense: tuple[DenseModule, ...] = ()

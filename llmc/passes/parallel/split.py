@@ -35,8 +35,8 @@ class Split:
 
 
 def split_class(axes: AxesClass, ranks: int) -> Split | None:
-    """The split with the least on each rank, and of those with the fewest ranks that have none; None if there is none
-    that leaves each less than all.
+    """The split with the least on each rank, and of those with the fewest ranks that have none; None if none leaves
+    each less than all.
 
     An axis of `shared` units has one unit for all elements of a rank, or whole units only: so query heads stay with
     the KV head that they read, and codes with their scale.

@@ -110,7 +110,7 @@ def _why_not(planned: Planned, quantization: Quantization, reasons: dict[str, st
 
 class Quantizer:
     """One run over a graph. log: None for a trial, which keeps no record. stream: calibration tokens on their way
-    through it; None where no text was given. codes: what runs over copies of the graph found."""
+    through it; None if no text was given. codes: what runs over copies of the graph found."""
 
     def __init__(
         self,

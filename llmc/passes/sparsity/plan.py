@@ -68,7 +68,7 @@ def _check_input(planned: PlannedZeros) -> None:
     if scheme is None or not scheme.needs_calibration or planned.products:
         return
     raise OptionError(
-        f"tensor {planned.tensor} is looked up and never multiplied, so {scheme.method} has no input to look at",
+        f"tensor {planned.tensor} is looked up and never multiplied, so {scheme.method} has no inputs to use",
         at=f"sparsity={planned.module}={scheme.name}",
         fix=f"choose by magnitude: sparsity={planned.module}=magnitude:{scheme.ratio:g}, or =none",
     )

@@ -84,7 +84,7 @@ sparsify = WeightPass("sparsify", run, Numerics.LOSSY, budget=_BUDGET)
 
 
 class _Sparsifier:
-    """One run over a graph. log: None for a trial. stream: calibration tokens on their way through it; None where no
+    """One run over a graph. log: None for a trial. stream: calibration tokens on their way through it; None if no
     text was given. reasons: by module, of a share of zeros."""
 
     def __init__(

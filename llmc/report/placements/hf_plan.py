@@ -41,7 +41,7 @@ def hf_plan(family: str) -> dict[str, str]:
 
 
 def beside(weight: PlacedWeight, plan: Mapping[str, str]) -> str | None:
-    """ "same", or how Hugging Face's plan differs; None where there is no plan at all."""
+    """ "same", or how Hugging Face's plan differs; None if there is no plan at all."""
     if not plan:
         return None
     name = re.sub(r"[._]", "_", weight.name)

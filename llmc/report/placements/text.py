@@ -59,7 +59,7 @@ def part_text(weight: PlacedWeight) -> str:
 
 
 def stage_text(stage: StageRanks, number: int | None) -> str:
-    """`stage 0, ranks 0–1: memory per rank: …; 1024 bytes per token handed over`. number: None where there is one
+    """`stage 0, ranks 0–1: memory per rank: …; 1024 bytes per token handed over`. number: None if there is one
     stage."""
     memory = stage.memory
     within = f", {memory.kv_less} of them in layers that do not keep everything" if memory.kv_less else ""

@@ -27,7 +27,7 @@ class GenerationJob(Protocol):
 
     @property
     def error(self) -> RequestError | None:
-        """Why the request has failed."""
+        """The reason why the request has failed."""
 
     @property
     def prompt_logprobs(self) -> tuple[TokenLogprobs | None, ...] | None:

@@ -72,7 +72,7 @@ class GrowingTree:
         read = Draft([self.tokens[node] for node in self._read], parents)
         masks, depths = read.masks(), read.depths()
         if len(unread) == 1 and masks[-1]:
-            first -= 1  # GPUs look at masks of two tokens or more: the one before is read again.
+            first -= 1  # GPUs apply masks of two tokens or more: the one before is read again.
         nodes = self._read[first:]
         hidden = np.stack([self._hidden[self._parents[node]] for node in nodes])
         return Level(nodes, first, read.tokens[first:], depths[first:], masks[first:], hidden)

@@ -28,7 +28,7 @@ class Finding:
     is_met: bool
 
     def seconds(self, code: KernelCode, bytes_moved: float, launches: int = 1) -> float | None:
-        """Time that launches lose by the miss, beyond what their bytes take; None where no model says it.
+        """Time that launches lose by the miss, beyond what their bytes take; None if no model says it.
 
         Args:
             code: The kernel.

@@ -111,7 +111,7 @@ def checked_object(value: Any, name: str, file: Path) -> dict[str, Any]:
 
 
 def sparsity_format(settings: dict[str, Any], file: Path) -> str | None:
-    """The format of masks that a config.json names; None where weights are dense, or codes. Raises CheckpointError."""
+    """The format of masks that a config.json names; None if weights are dense, or codes. Raises CheckpointError."""
     sparsity = compression(settings, file).get("sparsity_config") or {}
     format: str | None = checked_object(sparsity, "sparsity_config", file).get("format")
     return None if format == "dense" else format

@@ -81,7 +81,7 @@ class LiteralCalls:
             key = yield from self._key(source)
             key = next(names, None) if key is None else key
             if key is None:
-                # Some models write None where there is nothing to say.
+                # Some models write None for an absent value.
                 if (yield from read_value(source, self.dialect)) is not None:
                     raise NotLiteral
                 continue
