@@ -180,7 +180,7 @@ def _region_text(graph: ModelGraph, region: Region) -> str:
     return "\n".join([*lines, f"return {outputs}"]) + "\n"
 
 
-def _readme(culprit: Culprit, found: Reproduction, has_piece: bool) -> str:
+def _readme(culprit: Culprit, reproduction: Reproduction, has_piece: bool) -> str:
     rewrite = culprit.rewrite
     lines = [
         f"# {title(culprit)}",
@@ -197,9 +197,9 @@ def _readme(culprit: Culprit, found: Reproduction, has_piece: bool) -> str:
     lines.append(f"* found in {len(culprit.probes)} runs of the check")
     if has_piece:
         lines += ["", "`python repro.py` computes what the rewrite changed, before and after, on saved inputs."]
-        if found.error is not None:
-            lines.append(f"After the rewrite it does not run: {found.error}")
-        elif found.local is not None:
-            lines.append(f"Seen when this was written: relative difference {found.local.relative:.1e}.")
+        if reproduction.error is not None:
+            lines.append(f"After the rewrite it does not run: {reproduction.error}")
+        elif reproduction.local is not None:
+            lines.append(f"Seen when this was written: relative difference {reproduction.local.relative:.1e}.")
     lines += ["", "`./check.sh` repeats the check on the whole model with and without this rewrite.", ""]
     return "\n".join(lines)

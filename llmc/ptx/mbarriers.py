@@ -172,26 +172,26 @@ class MBarriers:
         found.fit(self._order.seen.shape[2])
         return valid, found
 
-    def _end_phases(self, found: _MBarrier) -> None:
-        rows = np.flatnonzero((found.count > 0) & (found.pending == 0) & (found.missing_bytes == 0))
+    def _end_phases(self, mbarrier: _MBarrier) -> None:
+        rows = np.flatnonzero((mbarrier.count > 0) & (mbarrier.pending == 0) & (mbarrier.missing_bytes == 0))
         if not len(rows):
             return
-        found.phase[rows] += 1
-        found.pending[rows] = found.count[rows]
-        epochs = (PHASE_EPOCH + found.phase).astype(np.int32)
-        found.published[:, rows] = np.maximum(found.published[:, rows], found.arrived[:, rows])
-        found.published[:, rows, self._order.warps + found.number] = epochs[rows]
-        found.arrived[:, rows] = 0
+        mbarrier.phase[rows] += 1
+        mbarrier.pending[rows] = mbarrier.count[rows]
+        epochs = (PHASE_EPOCH + mbarrier.phase).astype(np.int32)
+        mbarrier.published[:, rows] = np.maximum(mbarrier.published[:, rows], mbarrier.arrived[:, rows])
+        mbarrier.published[:, rows, self._order.warps + mbarrier.number] = epochs[rows]
+        mbarrier.arrived[:, rows] = 0
         left = []
-        for runs, nbytes, owners in found.copies:
+        for runs, nbytes, owners in mbarrier.copies:
             ends = np.isin(owners, rows)
             if ends.any():
-                stamps = (epochs[owners[ends]] << CODE_BITS) + MBARRIER_CODE + found.number
+                stamps = (epochs[owners[ends]] << CODE_BITS) + MBARRIER_CODE + mbarrier.number
                 repeated = np.repeat(stamps.astype(np.int32), runs.shape[1])
                 self._shadow.end_bulk_write(runs[ends].reshape(-1), nbytes, repeated)
             if not ends.all():
                 left.append((runs[~ends], nbytes, owners[~ends]))
-        found.copies = left
+        mbarrier.copies = left
 
     def state(self, offset: int, row: int) -> str:
         """The state of an mbarrier as text, for errors about waiting threads."""

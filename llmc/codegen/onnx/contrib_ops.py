@@ -100,23 +100,23 @@ def use_contrib_ops(model: onnx.ModelProto, graph: ModelGraph) -> None:
         codes.dims[:] = [rows, width * 8 // (each.block * each.bits), each.block * each.bits // 8]
 
 
-def _matmul_nbits(each: CodedProduct) -> onnx.NodeProto:
-    given = call_arguments(each.product)
-    rows, columns = map(int, each.parts[0].meta["val"].shape)
-    zeros = each.parts[2].name if len(each.parts) > 2 else ""
-    inputs = [given["x"].name, each.parts[0].name, each.parts[1].name, zeros]
+def _matmul_nbits(product: CodedProduct) -> onnx.NodeProto:
+    given = call_arguments(product.product)
+    rows, columns = map(int, product.parts[0].meta["val"].shape)
+    zeros = product.parts[2].name if len(product.parts) > 2 else ""
+    inputs = [given["x"].name, product.parts[0].name, product.parts[1].name, zeros]
     if given["bias"] is not None:
         inputs += ["", given["bias"].name]
     return helper.make_node(
         "MatMulNBits",
         inputs,
-        [each.product.name],
-        name=each.product.name,
+        [product.product.name],
+        name=product.product.name,
         domain=CONTRIB,
         K=columns,
         N=rows,
-        bits=each.bits,
-        block_size=each.block,
+        bits=product.bits,
+        block_size=product.block,
         accuracy_level=_IN_SINGLE_PRECISION,
     )
 

@@ -125,11 +125,11 @@ class HidingSource:
         return [*self.files.headers(), *((name, self.shape(name)) for name in self.names())]
 
 
-def check_shape(name: str, found: tuple[int, ...], expected: tuple[int, ...], file: Path) -> None:
+def check_shape(name: str, shape: tuple[int, ...], expected: tuple[int, ...], file: Path) -> None:
     """Raise CheckpointError unless a tensor, or what is stored as several, has the shape that the model gives it."""
-    if found != expected:
+    if shape != expected:
         raise CheckpointError(
-            f"tensor {name!r} has shape {list(found)}, but config.json gives it the shape {list(expected)}",
+            f"tensor {name!r} has shape {list(shape)}, but config.json gives it the shape {list(expected)}",
             at=file,
             fix="check that config.json belongs to these weights",
         )

@@ -79,8 +79,8 @@ def _looks_up(node: fx.Node) -> bool:
     return record is not None and record.table is not None
 
 
-def _is_input(graph: ModelGraph, each: AxesClass) -> bool:
-    return any(node.op == "placeholder" and node.name not in graph.weights for node, _ in each.members)
+def _is_input(graph: ModelGraph, axes: AxesClass) -> bool:
+    return any(node.op == "placeholder" and node.name not in graph.weights for node, _ in axes.members)
 
 
 @dataclass(frozen=True)

@@ -199,10 +199,10 @@ class Placements:
         if self._of[runs] is self._of[outer]:
             self._of[outer].shared.add(self.scale(*outer).per)
 
-    def _rescale(self, each: AxesClass, factor: int) -> None:
-        each.size *= factor
-        each.members = {place: replace(s, per=s.per * factor) for place, s in each.members.items()}
-        each.shared = {per * factor for per in each.shared}
+    def _rescale(self, axes: AxesClass, factor: int) -> None:
+        axes.size *= factor
+        axes.members = {place: replace(s, per=s.per * factor) for place, s in axes.members.items()}
+        axes.shared = {per * factor for per in axes.shared}
 
     def _absorb(self, first: AxesClass, second: AxesClass, factor: int) -> None:
         self._rescale(second, factor)

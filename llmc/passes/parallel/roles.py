@@ -88,16 +88,16 @@ def _summed(node: fx.Node, placements: Placements) -> set[AxesClass]:
     }
 
 
-def _is_whole(node: fx.Node, operand: fx.Node, each: AxesClass, placements: Placements) -> bool:
+def _is_whole(node: fx.Node, operand: fx.Node, axes: AxesClass, placements: Placements) -> bool:
     """Whether the op's rule needs the operand's whole axis of that class."""
     return any(
-        axis.whole and place[0] is operand and placements.find(*place) is each for axis, place in rule_axes(node)
+        axis.whole and place[0] is operand and placements.find(*place) is axes for axis, place in rule_axes(node)
     )
 
 
-def _is_channels(node: fx.Node, each: AxesClass, placements: Placements) -> bool:
-    is_last = node.meta["val"].dim() == 2 and placements.find(node, 1) is each
-    return is_last and not _in_runs(node, each, placements)
+def _is_channels(node: fx.Node, axes: AxesClass, placements: Placements) -> bool:
+    is_last = node.meta["val"].dim() == 2 and placements.find(node, 1) is axes
+    return is_last and not _in_runs(node, axes, placements)
 
 
 def _in_runs(node: fx.Node, each: AxesClass, placements: Placements) -> bool:
@@ -106,8 +106,8 @@ def _in_runs(node: fx.Node, each: AxesClass, placements: Placements) -> bool:
     return any(placements.scale(node, axis).runs > 1 for axis in axes if placements.find(node, axis) is each)
 
 
-def _has_squares(node: fx.Node, each: AxesClass, placements: Placements) -> bool:
-    return any(axis.squares and placements.find(*place) is each for axis, place in rule_axes(node))
+def _has_squares(node: fx.Node, axes: AxesClass, placements: Placements) -> bool:
+    return any(axis.squares and placements.find(*place) is axes for axis, place in rule_axes(node))
 
 
 def _classes(node: fx.Node, placements: Placements) -> list[AxesClass]:
@@ -117,9 +117,9 @@ def _classes(node: fx.Node, placements: Placements) -> list[AxesClass]:
     return list(dict.fromkeys(each for each in found if each is not None))
 
 
-def _add(found: list[AxesClass], each: AxesClass) -> None:
-    if each not in found:
-        found.append(each)
+def _add(classes: list[AxesClass], axes: AxesClass) -> None:
+    if axes not in classes:
+        classes.append(axes)
 
 
 def sum_of(node: fx.Node) -> fx.Node:

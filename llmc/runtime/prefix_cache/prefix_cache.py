@@ -176,16 +176,16 @@ class PrefixCache:
         if chain is not None:
             own.chain = Chain(child.tokens, chain.begin, chain.parent, self._marks(child))
 
-    def _usable(self, request: Request, found: list[int]) -> list[int]:
+    def _usable(self, request: Request, found_blocks: list[int]) -> list[int]:
         """The first of the blocks that were found, to the last one that a request can continue from."""
-        known = len(found)
+        known = len(found_blocks)
         while True:
-            fitting = found[: usable(self._groups, request, found)] if self._groups else found
+            fitting = found_blocks[: usable(self._groups, request, found_blocks)] if self._groups else found_blocks
             if self.snapshots is None:
                 return fitting
-            found = self.snapshots.usable(request, fitting, known)
-            if len(found) == len(fitting):
-                return found
+            found_blocks = self.snapshots.usable(request, fitting, known)
+            if len(found_blocks) == len(fitting):
+                return found_blocks
 
     def _marks(self, request: Request) -> CutMarks:
         own = request.prefix

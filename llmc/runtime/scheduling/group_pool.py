@@ -113,7 +113,11 @@ class GroupPool:
         return self._limits.max_model_len if end is None else end - computed
 
     def lacking(
-        self, request: Request, found: Sequence[int], end: int, elsewhere: Callable[[int], bool] = lambda place: False
+        self,
+        request: Request,
+        found_blocks: Sequence[int],
+        end: int,
+        elsewhere: Callable[[int], bool] = lambda place: False,
     ) -> int | None:
         """The last place in the first `end` whose block the next token sees and this pool lacks; None if it has all.
 
@@ -121,34 +125,34 @@ class GroupPool:
         lacking.
 
         Args:
-            found: blocks of group 0, of the first places.
+            found_blocks: blocks of group 0, of the first places.
             elsewhere: whether a place that the pool lacks is available elsewhere.
         """
         until_cut = self.until_cut(request, end * self._size)
         if until_cut <= 0:
             return end - 1 + until_cut // self._size
-        return next((place for place in reversed(self.absent(found, end)) if not elsewhere(place)), None)
+        return next((place for place in reversed(self.absent(found_blocks, end)) if not elsewhere(place)), None)
 
-    def absent(self, found: Sequence[int], end: int) -> list[int]:
+    def absent(self, found_blocks: Sequence[int], end: int) -> list[int]:
         """The places among the first `end` whose blocks the next token attends to and this pool lacks."""
-        known = len(found)
-        return [place for place in self.places(end) if place >= known or found[place] not in self._kept]
+        known = len(found_blocks)
+        return [place for place in self.places(end) if place >= known or found_blocks[place] not in self._kept]
 
     def places(self, end: int) -> list[int]:
         """The places among a sequence's first `end` blocks that the token after them attends to."""
         return [*range(min(self._pinned, end)), *range(self._first(end * self._size), end)]
 
-    def revived(self, found: Sequence[int]) -> int:
+    def revived(self, found_blocks: Sequence[int]) -> int:
         """Number of this group's blocks for these blocks of group 0 that have no holder."""
-        return sum(not self.pool.holders(self._kept[found[place]]) for place in self.places(len(found)))
+        return sum(not self.pool.holders(self._kept[found_blocks[place]]) for place in self.places(len(found_blocks)))
 
-    def start(self, found: Sequence[int]) -> GroupTable:
+    def start(self, found_blocks: Sequence[int]) -> GroupTable:
         """The table of a request that starts after these blocks of group 0. The pool must hold all of them."""
-        places, blocks = self.places(len(found)), [0] * len(found)
+        places, blocks = self.places(len(found_blocks)), [0] * len(found_blocks)
         for place in places:
-            blocks[place] = self._kept[found[place]]
+            blocks[place] = self._kept[found_blocks[place]]
         self.pool.share([blocks[place] for place in places])
-        return GroupTable(blocks, self._first(len(found) * self._size))
+        return GroupTable(blocks, self._first(len(found_blocks) * self._size))
 
     def must_return(self, request: Request, table: GroupTable) -> bool:
         """Whether the request's rows cannot be recomputed after preemption, so that they must be swapped out and
@@ -289,29 +293,29 @@ def group_pools(program: Program, blocks: int, slack: int = 0) -> tuple[GroupPoo
     )
 
 
-def usable(groups: Sequence[GroupPool], request: Request, found: Sequence[int]) -> int:
+def usable(groups: Sequence[GroupPool], request: Request, found_blocks: Sequence[int]) -> int:
     """The number of found blocks after which a request can begin."""
-    return usable_with(groups, request, found, len(found), lambda group, place: False)
+    return usable_with(groups, request, found_blocks, len(found_blocks), lambda group, place: False)
 
 
 def usable_with(
     groups: Sequence[GroupPool],
     request: Request,
-    found: Sequence[int],
+    found_blocks: Sequence[int],
     end: int,
     elsewhere: Callable[[int, int], bool],
 ) -> int:
     """The number of places, at most `end`, after which a request can begin.
 
     Args:
-        found: blocks of group 0, of the first places.
+        found_blocks: blocks of group 0, of the first places.
         elsewhere: whether a group's block, (group, place), that its pool lacks is available elsewhere.
     """
     while end:
         lacking = [
             place
             for number, group in enumerate(groups, 1)
-            if (place := group.lacking(request, found, end, partial(elsewhere, number))) is not None
+            if (place := group.lacking(request, found_blocks, end, partial(elsewhere, number))) is not None
         ]
         if not lacking:
             break

@@ -107,15 +107,15 @@ class RequestBlocks:
             found = min(found, group.until_cut(request, request.computed, tables[index] if tables else None))
         return found
 
-    def can_start(self, request: Request, found: Sequence[int], others: Sequence[Request]) -> bool:
+    def can_start(self, request: Request, found_blocks: Sequence[int], others: Sequence[Request]) -> bool:
         """Whether there is room for a request after the found blocks, and for the blocks that the running requests of
         `others` still need for their tokens."""
-        missing = self._limits.blocks_for(len(request.tokens)) - len(found)
-        needs = [min(missing + group.revived(found), group.most(request)) for group in self.groups]
-        return self._has_room(missing + self._revived(found), needs, others)
+        missing = self._limits.blocks_for(len(request.tokens)) - len(found_blocks)
+        needs = [min(missing + group.revived(found_blocks), group.most(request)) for group in self.groups]
+        return self._has_room(missing + self._revived(found_blocks), needs, others)
 
     def can_return(
-        self, request: Request, found: Sequence[int], saved: SavedRequest, others: Sequence[Request]
+        self, request: Request, found_blocks: Sequence[int], saved: SavedRequest, others: Sequence[Request]
     ) -> bool:
         """Return the same as `can_start` for a request that was swapped out, after the first blocks that were found
         again."""
@@ -125,7 +125,7 @@ class RequestBlocks:
             min(len(table.places) + growth, group.most(request))
             for group, table in zip(self.groups, saved.tables[1:], strict=True)
         ]
-        return self._has_room(total - len(found) + self._revived(found), needs, others)
+        return self._has_room(total - len(found_blocks) + self._revived(found_blocks), needs, others)
 
     def _has_room(self, need: int, needs: Sequence[int], others: Sequence[Request]) -> bool:
         """Whether the pools have these blocks, and what the others still need. needs: of the groups."""
@@ -141,18 +141,18 @@ class RequestBlocks:
                 return False
         return True
 
-    def _revived(self, found: Sequence[int]) -> int:
+    def _revived(self, found_blocks: Sequence[int]) -> int:
         """Number of these blocks without a holder."""
-        return sum(not self._pool.holders(block) for block in found) if found else 0
+        return sum(not self._pool.holders(block) for block in found_blocks) if found_blocks else 0
 
-    def start(self, request: Request, found: Sequence[int], count: int) -> None:
+    def start(self, request: Request, found_blocks: Sequence[int], count: int) -> None:
         """Start the request on the found blocks, with further blocks up to `count`."""
         own = request.standing
-        if found:
-            self._pool.share(found)
-        own.blocks = list(found)
-        own.groups = tuple(group.start(found) for group in self.groups)
-        self.extend(request, count - len(found))
+        if found_blocks:
+            self._pool.share(found_blocks)
+        own.blocks = list(found_blocks)
+        own.groups = tuple(group.start(found_blocks) for group in self.groups)
+        self.extend(request, count - len(found_blocks))
 
     def must_return(self, request: Request) -> bool:
         """Whether what its blocks hold cannot be computed again."""
@@ -171,13 +171,13 @@ class RequestBlocks:
         assert all(len(own.table(number)) >= table.count for number, table in enumerate(tables))
         return tuple(tables)
 
-    def restore(self, request: Request, found: Sequence[int], tables: Sequence[SavedTable]) -> None:
+    def restore(self, request: Request, found_blocks: Sequence[int], tables: Sequence[SavedTable]) -> None:
         """Restore the request's saved tables, with newly allocated blocks, and the blocks of the first group that were
         found again. There must be room."""
-        self._pool.share(found)
+        self._pool.share(found_blocks)
         first, *others = tables
         own = request.standing
-        own.blocks = [*found, *self._pool.allocate(len(first.places))]
+        own.blocks = [*found_blocks, *self._pool.allocate(len(first.places))]
         restored = []
         for group, table in zip(self.groups, others, strict=True):
             blocks = [0] * table.count

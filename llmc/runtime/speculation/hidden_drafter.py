@@ -177,10 +177,10 @@ class HiddenDrafter(CachingDrafter):
         asked = [each for each, _ in _each(lambda each: self._unread.read(each.rows), asked)]
         for layer in range(len(self._layers)):
 
-            def reading(each: _Asked, layer: int = layer) -> HiddenReading | None:
-                if not each.wants(layer):
-                    self._keep_complete(each)
-                return self._unread.reading(each.rows, layer, each.tree.tokens) if len(each.rows.hidden) else None
+            def reading(asked: _Asked, layer: int = layer) -> HiddenReading | None:
+                if not asked.wants(layer):
+                    self._keep_complete(asked)
+                return self._unread.reading(asked.rows, layer, asked.tree.tokens) if len(asked.rows.hidden) else None
 
             read = {each: found for each, found in _each(reading, asked) if found is not None}
             asked = sorted(read, key=lambda each: not each.wants(layer))

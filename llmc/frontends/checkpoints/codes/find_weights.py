@@ -149,15 +149,15 @@ def _with_stored_bits(module: str, scheme: StoredScheme, bits: int) -> StoredSch
     return replace(scheme, bits=bits, format=INTEGERS[bits])
 
 
-def _check_unexpected(files: SafetensorsSource, found: Mapping[str, PackedWeight], unused: Set[str]) -> None:
+def _check_unexpected(files: SafetensorsSource, weights: Mapping[str, PackedWeight], unused: Set[str]) -> None:
     """A quantized module may have a bias in addition to its codes, and no other known tensor."""
-    known = {name for weight in found.values() for name in weight.parts.names.values()} | unused
-    known |= {weight.input_scale for weight in found.values() if weight.input_scale is not None}
+    known = {name for weight in weights.values() for name in weight.parts.names.values()} | unused
+    known |= {weight.input_scale for weight in weights.values() if weight.input_scale is not None}
     for name in files.names():
         module, _, suffix = name.rpartition(".")
-        if f"{module}.weight" in found and name not in known and suffix != "bias":
+        if f"{module}.weight" in weights and name not in known and suffix != "bias":
             raise CheckpointError(
-                f"unexpected tensor {name!r} next to {found[f'{module}.weight'].scheme.method} codes",
+                f"unexpected tensor {name!r} next to {weights[f'{module}.weight'].scheme.method} codes",
                 at=files.entry(name).file,
                 fix="llmc reads the formats that docs/quantization.md lists; requantize with one of them",
             )
