@@ -30,7 +30,8 @@ class Latency:
 
 @dataclass(frozen=True)
 class Summary:
-    """duration: seconds. throughputs: per second. goodput: requests per second that met every goal; None without goals.
+    """The figures of a load test. duration: seconds. throughputs: per second. goodput: requests per second that met
+    every goal; None without goals.
 
     prefix_hit_rate: share of prompt tokens found in the server's prefix cache, None if it does not say.
     """

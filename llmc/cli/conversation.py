@@ -34,8 +34,8 @@ class WhenFull(StrEnum):
 
 @dataclass
 class Conversation:
-    """turns: all messages. The model sees those from `first` on, and `summary` in place of the earlier ones. settings:
-    sampling settings of the answers."""
+    """A conversation on the terminal. turns: all messages. The model sees those from `first` on, and `summary` in place
+    of the earlier ones. settings: sampling settings of the answers."""
 
     prompt: ConversationPrompt
     settings: dict[str, Any]

@@ -26,7 +26,8 @@ from llmc.program.program_interface import memory_text
 
 @dataclass(frozen=True)
 class ReferenceEngine:
-    """program: without launches. graph_text: of graph.json. recipes: of program.weights, in order."""
+    """An engine for the reference before it is written. program: without launches. graph_text: of graph.json. recipes:
+    of program.weights, in order."""
 
     program: Program
     graph_text: str

@@ -17,7 +17,8 @@ from llmc.graph.model_graph import ModelGraph
 
 @dataclass(frozen=True)
 class SideViews:
-    """views: by name. needed_by: the side outputs that need a node, of nodes that neither logits nor caches need."""
+    """The views of a graph's side outputs. views: by name. needed_by: the side outputs that need a node, of nodes that
+    neither logits nor caches need."""
 
     views: Mapping[str, View]
     needed_by: Mapping[fx.Node, frozenset[str]]

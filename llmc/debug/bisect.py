@@ -103,7 +103,8 @@ class Outline:
 
 @dataclass(frozen=True)
 class Culprit:
-    """good: the most rewrites with which the check holds; bad: the fewest with which it was seen to fail.
+    """The first rewrite with which the check fails. good: the most rewrites with which the check holds; bad: the fewest
+    with which it was seen to fail.
 
     rewrite: number `bad`; None if the pass failed before it made one. probes: every run of the check, in order.
     """

@@ -28,8 +28,8 @@ class Change:
 
 @dataclass(frozen=True)
 class EngineDifference:
-    """changes: by section, in the order of a build. logits: the second engine against the first; None if they could
-    not be compared, and why_not says why. tokens: what they were compared on."""
+    """The differences of two engines. changes: by section, in the order of a build. logits: the second engine against
+    the first; None if they could not be compared, and why_not says why. tokens: what they were compared on."""
 
     changes: tuple[Change, ...]
     logits: Comparison | None

@@ -38,8 +38,9 @@ class Runner:
 
 @dataclass(frozen=True)
 class EngineKind:
-    """is_for: whether a target of that name is of the kind. executed: the name of the one file that executors open; for
-    GPUs the program, which names the binaries. runners: the first runs engines unasked."""
+    """A kind of engine, by its targets. is_for: whether a target of that name is of the kind. executed: the name of the
+    one file that executors open; for GPUs the program, which names the binaries. runners: the first runs engines
+    unasked."""
 
     is_for: Callable[[str], bool]
     executed: re.Pattern[str]

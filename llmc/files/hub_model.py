@@ -29,8 +29,8 @@ class HubFiles:
 
 @dataclass(frozen=True)
 class HubName:
-    """repository: `org/name`. revision: a branch, tag or commit; None for the default branch. type: what the name of a
-    GGUF file ends in, such as Q4_0; None for the model's own files."""
+    """The name of a model on the hub. repository: `org/name`. revision: a branch, tag or commit; None for the default
+    branch. type: what the name of a GGUF file ends in, such as Q4_0; None for the model's own files."""
 
     repository: str
     revision: str | None = None

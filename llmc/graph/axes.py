@@ -22,8 +22,9 @@ _TENSOR = re.compile(r"(\w*)\[([^\]]*)\]")
 
 @dataclass(frozen=True)
 class Axis:
-    """letter: the name of the axis, or of the runs that it is made of. run: whether it is `g*h`. repeats: whether it is
-    `e:o`, whose letter is o. whole, squares, optional, rest, rows: `!`, `~`, `?`, `c*`, `|`."""
+    """An axis in an op's rule. letter: the name of the axis, or of the runs that it is made of. run: whether it is
+    `g*h`. repeats: whether it is `e:o`, whose letter is o. whole, squares, optional, rest, rows: `!`, `~`, `?`, `c*`,
+    `|`."""
 
     letter: str
     run: bool = False

@@ -7,7 +7,8 @@ from torch import fx
 
 @dataclass(frozen=True)
 class Refusal:
-    """reason: with actual values (dtypes, shapes, users). node: the node that prevents the rewrite.
+    """The reason why a rewrite or kernel does not apply. reason: with actual values (dtypes, shapes, users). node: the
+    node that prevents the rewrite.
 
     expected, found: the two sides of the reason, where it compares. users: of the node, those that are in the way.
     is_asked: the user, or the checkpoint, wants it so: nothing is missing.

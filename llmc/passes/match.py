@@ -106,7 +106,7 @@ def _problem(
 
 @dataclass(frozen=True)
 class _State:
-    """nodes: what the pattern's ops stand for. chosen: what its `either` stand for."""
+    """The state of a match. nodes: what the pattern's ops stand for. chosen: what its `either` stand for."""
 
     bound: dict[str, Any] = field(default_factory=dict)
     nodes: dict[fx.Node, fx.Node] = field(default_factory=dict)

@@ -30,9 +30,9 @@ def either(*alternatives: Any) -> Any:
 
 @dataclass(frozen=True)
 class Pattern:
-    """outputs: the traced nodes that it returns; the first is the root, which anchors the match. targets: the ops that
-    the root may call. size: minimum number of ops, without casts, which may be absent from a match. kinds: wildcards
-    that bind one kind of value only: Weight, or float for numbers."""
+    """A traced pattern. outputs: the traced nodes that it returns; the first is the root, which anchors the match.
+    targets: the ops that the root may call. size: minimum number of ops, without casts, which may be absent from a
+    match. kinds: wildcards that bind one kind of value only: Weight, or float for numbers."""
 
     function: Callable[..., Any]
     outputs: tuple[fx.Node, ...]

@@ -38,8 +38,8 @@ RewriteObserver = Callable[[str, RewriteRecord, ModelGraph], None]
 
 @dataclass(frozen=True)
 class PipelineResult:
-    """graph: what the passes made of the input, which is unchanged. was_cut: rewrites were left out by
-    options.stop_after."""
+    """The result of a pipeline. graph: what the passes made of the input, which is unchanged. was_cut: rewrites were
+    left out by options.stop_after."""
 
     graph: ModelGraph
     records: tuple[PassRecord, ...]

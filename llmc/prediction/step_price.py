@@ -30,7 +30,8 @@ _Price = Callable[[Launch, StepShape], float]
 
 @dataclass(frozen=True)
 class StepPrice:
-    """launches: those that differ, how often a step has each, and its price."""
+    """The predicted time of a step, by its launches. launches: those that differ, how often a step has each, and its
+    price."""
 
     launches: tuple[tuple[Launch, int, _Price], ...]
 

@@ -15,7 +15,8 @@ Ended = Callable[[Indices, int, Indices], None]
 
 @dataclass
 class _Begun:
-    """groups: the number of the group that each thread will commit the access in."""
+    """Operations that threads have started. groups: the number of the group that each thread will commit the access
+    in."""
 
     index: Indices
     nbytes: int

@@ -19,8 +19,8 @@ _VARIABLES_BASE = 1 << 56
 
 @dataclass(frozen=True)
 class KernelPlan:
-    """module: the name of its file. shared_bytes, local_bytes: of a block and of a thread. symbols: addresses
-    of variables and parameters, each in its space. variables: those in global memory."""
+    """The memory that a kernel needs. module: the name of its file. shared_bytes, local_bytes: of a block and of a
+    thread. symbols: addresses of variables and parameters, each in its space. variables: those in global memory."""
 
     kernel: Kernel
     module: str

@@ -25,7 +25,8 @@ _SWIZZLES = (0, 128, 64, 32)
 
 @dataclass(frozen=True)
 class MatrixDescriptor:
-    """leading, stride: byte offsets. base_offset: of a pattern that does not begin at a multiple of its size."""
+    """The descriptor of a matrix in shared memory. leading, stride: byte offsets. base_offset: of a pattern that does
+    not begin at a multiple of its size."""
 
     address: int
     leading: int

@@ -50,7 +50,7 @@ class Modifiers:
         return self._rest[:1] == [name]
 
     def starts_with(self, *names: str) -> bool:
-        """Whether the modifiers that are left begin so; they are taken."""
+        """Consume the next modifiers if they are `names`; return whether they are."""
         if tuple(self._rest[: len(names)]) != names:
             return False
         del self._rest[: len(names)]

@@ -21,7 +21,7 @@ class Kind(Enum):
 
 @dataclass(frozen=True)
 class Statement:
-    """text: without its end; of a label, its name."""
+    """A statement of PTX. text: without its end; of a label, its name."""
 
     kind: Kind
     text: str

@@ -34,10 +34,10 @@ class Provenance:
 
 @dataclass(frozen=True)
 class EngineContents:
-    """passes: as passes.json has them. graphs: (pass number, name, text), in order. code: by file name, the kernels'
-    sources. quantized: what was done to each weight. sparse: what became of each with zeros. pruned: what each part of
-    the model lost. placements: None for a stage that a single rank runs. stages: the programs that `program` is joined
-    of."""
+    """The parts of an engine that its report shows. passes: as passes.json has them. graphs: (pass number, name, text),
+    in order. code: by file name, the kernels' sources. quantized: what was done to each weight. sparse: what became of
+    each with zeros. pruned: what each part of the model lost. placements: None for a stage that a single rank runs.
+    stages: the programs that `program` is joined of."""
 
     path: Path
     manifest: Manifest

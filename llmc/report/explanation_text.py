@@ -16,7 +16,7 @@ _SHOWN_NODES = 6
 
 @dataclass(frozen=True)
 class Line:
-    """style: as rich names it, for consoles."""
+    """A line of an explanation. style: as rich names it, for consoles."""
 
     text: str
     style: str = ""

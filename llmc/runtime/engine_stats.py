@@ -108,8 +108,8 @@ class OffloadStats:
 
 @dataclass(frozen=True)
 class SpeculationStats:
-    """drafts: proposals, of one or more tokens; accepted_at: accepted tokens by place, from the first on.
-    acceptance: the rejection_sample_method."""
+    """Statistics of speculation. drafts: proposals, of one or more tokens; accepted_at: accepted tokens by place, from
+    the first on. acceptance: the rejection_sample_method."""
 
     drafts: int
     draft_tokens: int

@@ -24,7 +24,7 @@ from llmc.runtime.text.prompts import Prompt, Prompts, token_ids, token_sequence
 
 
 class TextReader:
-    """completer: serves the requests."""
+    """Computes rows of texts: embeddings, scores and labels. completer: serves the requests."""
 
     def __init__(self, completer: Completer) -> None:
         self._completer = completer

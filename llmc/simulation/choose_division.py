@@ -26,8 +26,9 @@ REQUESTS = 200
 
 @dataclass(frozen=True)
 class DivisionWish:
-    """parallel: "auto", or None for a build as its options divide it. ranks: how many there are. memory: GB of one,
-    by default the target's. trace: the load, as `llmc simulate` takes it; by default REQUESTS requests at once."""
+    """The request to choose a division. parallel: "auto", or None for a build as its options divide it. ranks: how many
+    there are. memory: GB of one, by default the target's. trace: the load, as `llmc simulate` takes it; by default
+    REQUESTS requests at once."""
 
     parallel: str | None = None
     ranks: int | None = None
@@ -57,7 +58,8 @@ class DivisionWish:
 
 @dataclass(frozen=True)
 class Considered:
-    """comparison: of every division of a machine's ranks that can be built, under a load of `requests` requests."""
+    """The divisions that were compared, and the chosen one. comparison: of every division of a machine's ranks that can
+    be built, under a load of `requests` requests."""
 
     comparison: Comparison
     machine: Machine

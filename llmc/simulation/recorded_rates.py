@@ -20,7 +20,7 @@ from llmc.program import Program
 
 @dataclass(frozen=True)
 class RecordedRates:
-    """target: its name. threads: that were measured together."""
+    """Rates of a machine in a file. target: its name. threads: that were measured together."""
 
     target: str
     threads: int

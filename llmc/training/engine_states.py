@@ -29,8 +29,8 @@ _ROWS_PER_CHANNEL = 4
 
 @dataclass(frozen=True)
 class Rows:
-    """tokens: [rows + 1], of one sequence. states: [rows, channels], fp32, after each token but the last; logits:
-    [rows, vocabulary], those that the model gives there."""
+    """Hidden states and logits of a sequence. tokens: [rows + 1], of one sequence. states: [rows, channels], fp32,
+    after each token but the last; logits: [rows, vocabulary], those that the model gives there."""
 
     tokens: Tensor
     states: Tensor

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 
 class MedusaHeads(nn.Module):
-    """heads: head i is about the token i + 2 places after the one whose state it reads."""
+    """Trained Medusa heads. heads: head i is about the token i + 2 places after the one whose state it reads."""
 
     def __init__(self, channels: int, heads: int, layers: int, generator: torch.Generator) -> None:
         super().__init__()

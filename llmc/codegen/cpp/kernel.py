@@ -33,9 +33,9 @@ Groups = tuple[tuple[KernelCall, ...], ...]
 
 @dataclass(frozen=True)
 class Kernel:
-    """family: of functions, one for each combination of element_types. arguments: by the fields of their struct; what
-    is left out, or None, is zero. in_place: an argument that may lie where a result goes, and which result. groups: the
-    launches that a call becomes."""
+    """A C++ kernel of an op. family: of functions, one for each combination of element_types. arguments: by the fields
+    of their struct; what is left out, or None, is zero. in_place: an argument that may lie where a result goes, and
+    which result. groups: the launches that a call becomes."""
 
     family: str | Callable[[Call], str]
     element_types: Callable[[Call], tuple[str, ...]]

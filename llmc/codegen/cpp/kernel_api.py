@@ -39,9 +39,9 @@ _LAYOUTS = "llmc_layouts"
 
 @dataclass(frozen=True)
 class KernelApi:
-    """structs: ctypes classes, by name. declarations: in C, of those that kernels' own files declare. kernels: by
-    function name, the struct that it takes. functions: their results and parameters, as ctypes. enumerators: the
-    numbers of all enums' names."""
+    """The interface of C++ kernels. structs: ctypes classes, by name. declarations: in C, of those that kernels' own
+    files declare. kernels: by function name, the struct that it takes. functions: their results and parameters, as
+    ctypes. enumerators: the numbers of all enums' names."""
 
     structs: Mapping[str, type[ctypes.Structure]]
     declarations: Mapping[str, str]

@@ -32,7 +32,8 @@ _IN_SINGLE_PRECISION = 1
 
 @dataclass(frozen=True)
 class CodedProduct:
-    """product: the call that multiplies. parts: codes, scales and, where there are some, zeros."""
+    """A product whose weight is codes. product: the call that multiplies. parts: codes, scales and, where there are
+    some, zeros."""
 
     product: fx.Node
     dequantize: fx.Node

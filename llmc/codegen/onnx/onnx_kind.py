@@ -87,7 +87,8 @@ def _refused(problem: str, at: str, option: str) -> OptionError:
 
 @dataclass(frozen=True)
 class OnnxEngine:
-    """program: without launches. recipes: of program.weights, in order. model: knows no places yet."""
+    """An engine for onnxruntime before it is written. program: without launches. recipes: of program.weights, in order.
+    model: knows no places yet."""
 
     program: Program
     recipes: tuple[Recipe, ...]

@@ -25,7 +25,7 @@ _CODES: dict[Any, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class OnnxWeight:
-    """element: of ONNX. slot: how it lies in a file."""
+    """A weight as ONNX stores it. element: of ONNX. slot: how it lies in a file."""
 
     element: int
     slot: WeightSlot

@@ -62,7 +62,8 @@ class Pool:
 
 
 class SymbolicTensor(Tensor):
-    """numbers: of the elements in the pool, an int64 tensor of its shape. dtype: what torch sees; elements are real."""
+    """A tensor whose elements are expressions. numbers: of the elements in the pool, an int64 tensor of its shape.
+    dtype: what torch sees; elements are real."""
 
     numbers: Tensor
     pool: Pool

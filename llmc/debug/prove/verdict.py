@@ -23,8 +23,8 @@ from llmc.passes.runner import replace as put_in_place
 
 
 class Outcome(Enum):
-    """proved: equal over the reals. compared: so found at random points, where sympy could not decide. disproved: not
-    equal. skipped: nothing was examined."""
+    """The outcome of a proof. proved: equal over the reals. compared: so found at random points, where sympy could not
+    decide. disproved: not equal. skipped: nothing was examined."""
 
     PROVED = "proved"
     COMPARED = "compared"
@@ -34,8 +34,9 @@ class Outcome(Enum):
 
 @dataclass(frozen=True)
 class Verdict:
-    """forms: number of pattern forms, or examples, that were examined. cases: number of graphs, which differ in the
-    values of wildcards. reason: the reason if the pass is not proved. counterexample: the first one found."""
+    """The outcome of a proof, with its details. forms: number of pattern forms, or examples, that were examined. cases:
+    number of graphs, which differ in the values of wildcards. reason: the reason if the pass is not proved.
+    counterexample: the first one found."""
 
     name: str
     outcome: Outcome

@@ -19,8 +19,9 @@ from llmc.program import HIDDEN
 
 @dataclass(frozen=True)
 class DraftModule:
-    """module: forward(input_ids, positions, hidden) -> (logits, hidden), with fake parameters. recipes: of its
-    parameters. ids: of the target's vocabulary, as offsets of the draft's own ones; None if both have the same."""
+    """A draft as a module to capture. module: forward(input_ids, positions, hidden) -> (logits, hidden), with fake
+    parameters. recipes: of its parameters. ids: of the target's vocabulary, as offsets of the draft's own ones; None if
+    both have the same."""
 
     module: nn.Module
     recipes: Mapping[str, Recipe]

@@ -32,8 +32,9 @@ LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 
 @dataclass(frozen=True)
 class Eagle3Settings:
-    """decoder: the config of its layers, as transformers has them. layer_ids: before which of the target's layers
-    hidden states are taken; None for the usual three. The norms as speculators calls them."""
+    """The settings of an EAGLE-3 checkpoint. decoder: the config of its layers, as transformers has them. layer_ids:
+    before which of the target's layers hidden states are taken; None for the usual three. The norms as speculators
+    calls them."""
 
     file: Path
     decoder: Mapping[str, Any]

@@ -14,9 +14,10 @@ from llmc.program import Activation, Head, Pooling, Task
 
 @dataclass(frozen=True)
 class HeadPlan:
-    """head: the engine's record, except its width and whether texts come whole, which follow from the graph. dense:
-    products after the pooling. max_length: maximum tokens of a text, if lower than the model's own limit. separator:
-    the token after which the second text of a pair begins; None if texts have no segments."""
+    """The plan of a model's head. head: the engine's record, except its width and whether texts come whole,
+    which follow from the graph. dense: products after the pooling. max_length: maximum tokens of a text, if lower than
+    the model's own limit. separator: the token after which the second text of a pair begins; None if texts have no
+    segments."""
 
     head: Head
     dense: tuple[DenseModule, ...] = ()

@@ -38,8 +38,8 @@ class DenseModule:
 
 @dataclass(frozen=True)
 class SentenceModules:
-    """head: without its width and whether texts come whole. max_length: maximum tokens of a text; None takes the
-    model's own limit."""
+    """The modules of a sentence-transformers directory. head: without its width and whether texts come whole.
+    max_length: maximum tokens of a text; None takes the model's own limit."""
 
     head: Head
     dense: tuple[DenseModule, ...]

@@ -22,8 +22,9 @@ Translated = Value | tuple[Value | None, ...]
 
 @dataclass(frozen=True)
 class Call:
-    """opset: the version of the operator's domain. positions: [1, T]. dtypes: in which another one than the graph's is
-    computed in. inputs: None if left out. makes_numbers: whether its result is known numbers (numbers.py)."""
+    """A call of an ONNX operator. opset: the version of the operator's domain. positions: [1, T]. dtypes: in which
+    another one than the graph's is computed in. inputs: None if left out. makes_numbers: whether its result is known
+    numbers (numbers.py)."""
 
     node: OnnxNode
     inputs: tuple[Value | None, ...]

@@ -22,7 +22,8 @@ Function = tuple[str, str, str]
 
 @dataclass(frozen=True)
 class OnnxNode:
-    """attributes: numbers, texts, tuples of them, OnnxTensor or OnnxGraph. A name that is empty is left out."""
+    """A node of an ONNX graph. attributes: numbers, texts, tuples of them, OnnxTensor or OnnxGraph. A name that is
+    empty is left out."""
 
     name: str
     domain: str
@@ -60,7 +61,7 @@ class OnnxValue:
 
 @dataclass(frozen=True)
 class OnnxGraph:
-    """tensors: initializers by name. inputs: those that are not initializers."""
+    """A graph of an ONNX file. tensors: initializers by name. inputs: those that are not initializers."""
 
     nodes: tuple[OnnxNode, ...]
     inputs: tuple[OnnxValue, ...]
@@ -70,7 +71,7 @@ class OnnxGraph:
 
 @dataclass(frozen=True)
 class OnnxFunction:
-    """attributes: defaults by name, None for those without."""
+    """A function of an ONNX file. attributes: defaults by name, None for those without."""
 
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
@@ -81,7 +82,8 @@ class OnnxFunction:
 
 @dataclass(frozen=True)
 class OnnxModel:
-    """functions: of the model's own, by domain, name and overload. opsets: versions by domain. metadata: by key."""
+    """An ONNX file. functions: of the model's own, by domain, name and overload. opsets: versions by domain. metadata:
+    by key."""
 
     file: Path
     graph: OnnxGraph

@@ -45,7 +45,8 @@ _MOST_AXES = 16
 
 @dataclass(frozen=True)
 class OnnxTensor:
-    """dtype: of elements; uint8 where four bits are one, with `packed` their type's name. shape: of elements."""
+    """A tensor of an ONNX file. dtype: of elements; uint8 where four bits are one, with `packed` their type's name.
+    shape: of elements."""
 
     name: str
     dtype: torch.dtype

@@ -31,8 +31,8 @@ class StoredNames:
 
 @dataclass(frozen=True)
 class _Found:
-    """recipes: by the names of a model's tensors. read: the checkpoint's tensors in them. names: all stored names, by
-    the model's names. copies: as in StoredNames."""
+    """The names that match a checkpoint. recipes: by the names of a model's tensors. read: the checkpoint's tensors in
+    them. names: all stored names, by the model's names. copies: as in StoredNames."""
 
     recipes: dict[str, Recipe]
     read: frozenset[str]

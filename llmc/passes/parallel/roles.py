@@ -14,10 +14,11 @@ from llmc.passes.shapes import is_one
 
 @dataclass(frozen=True)
 class Role:
-    """shares: classes whose work the node divides over ranks. sums: classes that it sums over, so that each rank has a
-    part of the sum. gathers: operands that it needs whole, by the class that would split them. takes: classes of its
-    result that it computes whole before taking a part. squares: classes of `shares` whose sum of squares it needs.
-    barred: classes that it could neither gather nor take, because they are not channels of rows."""
+    """The role of classes of axes in a node. shares: classes whose work the node divides over ranks. sums: classes that
+    it sums over, so that each rank has a part of the sum. gathers: operands that it needs whole, by the class that
+    would split them. takes: classes of its result that it computes whole before taking a part. squares: classes of
+    `shares` whose sum of squares it needs. barred: classes that it could neither gather nor take, because they are not
+    channels of rows."""
 
     node: fx.Node
     shares: list[AxesClass] = field(default_factory=list)

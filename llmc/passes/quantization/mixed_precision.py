@@ -54,8 +54,8 @@ class Measure(Protocol):
 
 @dataclass(frozen=True)
 class Candidate:
-    """name: for messages, of a uniform scheme as the option spells it. schemes: of each unit. bits: a weight, in the
-    mean over the model. divergence: as expected."""
+    """A plan of schemes for all units. name: for messages, of a uniform scheme as the option spells it. schemes: of
+    each unit. bits: a weight, in the mean over the model. divergence: as expected."""
 
     name: str
     schemes: tuple[Scheme | None, ...]

@@ -30,7 +30,8 @@ class _Replaced:
 
 @dataclass(frozen=True)
 class _Run:
-    """nodes: in order. constants: by node, those of its inputs that are made of weights alone."""
+    """A run of nodes between two weights. nodes: in order. constants: by node, those of its inputs that are made of
+    weights alone."""
 
     nodes: Sequence[fx.Node]
     constants: Mapping[fx.Node, Mapping[fx.Node, Any]]

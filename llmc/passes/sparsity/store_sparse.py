@@ -38,7 +38,8 @@ _MOST_BITS = 0.95
 
 @dataclass(frozen=True)
 class _Candidate:
-    """weight: as products read it. data: the placeholder of its elements or codes. noted: what it is made of."""
+    """A weight that may be stored without its zeros. weight: as products read it. data: the placeholder of its elements
+    or codes. noted: what it is made of."""
 
     weight: fx.Node
     data: fx.Node

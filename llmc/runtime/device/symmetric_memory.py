@@ -14,7 +14,8 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class SymmetricMemory:
-    """own: uint8, zeros. addresses: of each rank's, as this GPU sees them. handle: keeps them mapped."""
+    """Memory that all GPUs of an engine can access. own: uint8, zeros. addresses: of each rank's, as this GPU sees
+    them. handle: keeps them mapped."""
 
     own: Tensor
     addresses: tuple[int, ...]

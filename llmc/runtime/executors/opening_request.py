@@ -22,9 +22,9 @@ class CacheRoom(NamedTuple):
 
 @dataclass(frozen=True)
 class OpeningRequest:
-    """check: the running check of the weights; the executor releases no results before it succeeds. beside: programs of
-    engines that will be opened with the same number of blocks. blocks: blocks in each cache group, as another engine
-    has them; None takes the number that `room` allows."""
+    """The request to open an engine. check: the running check of the weights; the executor releases no
+    results before it succeeds. beside: programs of engines that will be opened with the same number of blocks. blocks:
+    blocks in each cache group, as another engine has them; None takes the number that `room` allows."""
 
     directory: EngineDirectory
     threads: int

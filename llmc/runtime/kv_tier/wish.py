@@ -12,8 +12,8 @@ from llmc.settings import size_in_bytes
 
 @dataclass(frozen=True)
 class OffloadingWish:
-    """size: bytes. directory: where blocks stay for the next process; None for where nothing stays. given: the size as
-    the user wrote it."""
+    """The requested second tier. size: bytes. directory: where blocks stay for the next process; None for where nothing
+    stays. given: the size as the user wrote it."""
 
     size: int
     directory: Path | None

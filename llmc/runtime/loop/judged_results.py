@@ -42,7 +42,7 @@ def with_judgement(plan: StepPlan, results: StepResults) -> StepResults:
 
 @dataclass(frozen=True)
 class _JudgedResults:
-    """judged: by row, the draft and which of its tokens may follow."""
+    """Results of a step in which drafts are judged. judged: by row, the draft and which of its tokens may follow."""
 
     results: StepResults
     acceptance: Acceptance

@@ -199,7 +199,8 @@ class _HostResults:
 
 @dataclass(frozen=True)
 class _DeviceResults:
-    """chosen: for the rows with a choice; the others' logits are fetched."""
+    """Results of a step whose tokens the device chose. chosen: for the rows with a choice; the others' logits are
+    fetched."""
 
     executor: ChoosingExecutor
     chosen: Chosen

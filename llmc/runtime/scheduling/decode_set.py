@@ -57,6 +57,6 @@ class DecodeSet:
         self._entered.append(request)
 
     def take_entered(self) -> list[Request]:
-        """`entered`, for once. Some may have left again."""
+        """Return `entered` and clear it. Some requests may have left again."""
         entered, self._entered = self._entered, []
         return entered

@@ -11,7 +11,7 @@ _AGEING_SECONDS = 10.0
 
 
 class WaitingRequests:
-    """now: on the clock of Request.arrived; set by callers that need ages."""
+    """The requests that wait to start. now: on the clock of Request.arrived; set by callers that need ages."""
 
     def __init__(self) -> None:
         self.now = 0.0

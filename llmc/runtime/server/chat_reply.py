@@ -26,7 +26,7 @@ class _Choice:
 
 
 class ChatReply(Reply[ChatRequest]):
-    """plan: how outputs are read. prompt: the template's text."""
+    """The reply to a chat request. plan: how outputs are read. prompt: the template's text."""
 
     kind = "chat.completion"
     chunk_kind = "chat.completion.chunk"

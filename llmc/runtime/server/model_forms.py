@@ -16,7 +16,8 @@ UNKNOWN_FORM = (
 
 @dataclass(frozen=True)
 class ModelForms:
-    """template: None if the model has none. think_tags: None for a model that does not think."""
+    """The template and the forms of calls and thoughts of a model. template: None if the model has none. think_tags:
+    None for a model that does not think."""
 
     template: ChatTemplate | None
     tools: ChosenForm

@@ -11,7 +11,8 @@ from llmc.runtime.text.incoming import Wait
 
 @dataclass(frozen=True)
 class ThinkTags:
-    """opening: what thinking starts with, at the start of an output. closing: what it ends with.
+    """The tags around thoughts. opening: what thinking starts with, at the start of an output. closing: what it ends
+    with.
 
     answer: Tags that may enclose the answer after it. repeats: several thoughts may follow each other.
     """

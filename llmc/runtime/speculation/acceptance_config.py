@@ -22,7 +22,8 @@ class AcceptanceMethod(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class AcceptanceConfig:
-    """method: `rejection_sample_method`. posterior_threshold, posterior_alpha: for TYPICAL, as in Medusa."""
+    """The rule by which drafts are accepted. method: `rejection_sample_method`. posterior_threshold, posterior_alpha:
+    for TYPICAL, as in Medusa."""
 
     method: AcceptanceMethod = AcceptanceMethod.INVARIANT
     posterior_threshold: float = number(0, 1, 0.09)

@@ -27,7 +27,8 @@ class Following(NamedTuple):
 
 
 class Candidates(Protocol):
-    """width: number of tokens of a request that are continued at once."""
+    """Chooses the candidates of a draft's next tokens. width: number of tokens of a request that are continued at
+    once."""
 
     @property
     def width(self) -> int:

@@ -48,8 +48,8 @@ class _Writing:
 
 
 class DraftModel(CachingDrafter):
-    """executor: has the same number of blocks as the first engine's. limits: limits of its steps. says_from_what:
-    whether drafts come with their distributions."""
+    """Drafts with a second, smaller engine. executor: has the same number of blocks as the first engine's. limits:
+    limits of its steps. says_from_what: whether drafts come with their distributions."""
 
     def __init__(self, executor: Executor, limits: Limits, *, says_from_what: bool = False) -> None:
         self._executor = executor

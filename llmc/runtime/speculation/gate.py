@@ -28,9 +28,9 @@ _COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512
 
 
 class Gate:
-    """most: maximum drafts per request and step. prior: predicted time of a step by its tokens. draft_prior: predicted
-    time of the drafter for one draft of each of a number of requests, off by the same factor as `prior`; None if
-    negligible."""
+    """Chooses the number of drafts per request. most: maximum drafts per request and step. prior: predicted time of a
+    step by its tokens. draft_prior: predicted time of the drafter for one draft of each of a number of requests, off by
+    the same factor as `prior`; None if negligible."""
 
     def __init__(self, most: int, prior: Prior | None = None, draft_prior: Prior | None = None) -> None:
         self.most = most

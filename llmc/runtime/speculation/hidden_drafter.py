@@ -72,9 +72,10 @@ def _each(work: Callable[[_Asked], Found], asked: Iterable[_Asked]) -> list[tupl
 
 
 class HiddenDrafter(CachingDrafter):
-    """layers: executors of the drafter, in the target's vocabulary, with the target's number of blocks. limits: limits
-    of their steps. width: number of a request's nodes that a step expands; 1 for chains, and always with several
-    layers. says_from_what: whether drafts, which are then chains, come with their distributions."""
+    """Drafts with layers that read the model's hidden states. layers: executors of the drafter, in the target's
+    vocabulary, with the target's number of blocks. limits: limits of their steps. width: number of a request's nodes
+    that a step expands; 1 for chains, and always with several layers. says_from_what: whether drafts, which are then
+    chains, come with their distributions."""
 
     def __init__(self, layers: Sequence[Executor], limits: Limits, *, width: int, says_from_what: bool = False) -> None:
         self._says_from_what = says_from_what

@@ -12,7 +12,8 @@ from llmc.runtime.speculation.drafter import EachDrafter
 
 
 class NgramDrafter(EachDrafter):
-    """shortest, longest: number of last tokens that must match; the longest match is used."""
+    """Drafts the tokens that followed the last tokens earlier. shortest, longest: number of last tokens that must
+    match; the longest match is used."""
 
     def __init__(self, shortest: int, longest: int) -> None:
         self._lengths = range(longest, shortest - 1, -1)

@@ -36,7 +36,8 @@ from llmc.runtime.speculation.speculation import Speculation
 
 @dataclass(frozen=True)
 class SpeculationPlan:
-    """first: the target's engine. second: the drafter, with a cache of the same number of blocks."""
+    """The engines of speculation, before they are opened. first: the target's engine. second: the drafter, with a cache
+    of the same number of blocks."""
 
     config: SpeculativeConfig
     first: EngineDirectory

@@ -15,9 +15,9 @@ Prior = Callable[[int], float]
 
 
 class StepTimes:
-    """prior: predicted times. If it is None, a step of an unobserved size is assumed to take the minimum possible
-    time: that of the next smaller size, or below all sizes a proportional time. Options that might be better are
-    therefore tried once."""
+    """Measured and predicted times of steps. prior: predicted times. If it is None, a step of an unobserved size is
+    assumed to take the minimum possible time: that of the next smaller size, or below all sizes a proportional time.
+    Options that might be better are therefore tried once."""
 
     def __init__(self, prior: Prior | None = None) -> None:
         self._prior = prior

@@ -26,7 +26,8 @@ _TOOL_NAMES = ("tools", "xml_tools")
 
 @dataclass(frozen=True)
 class Fit:
-    """form: the best there is. lacks: what of a conversation no form renders, in words."""
+    """The form of conversations that a template takes. form: the best there is. lacks: what of a conversation no form
+    renders, in words."""
 
     form: ConversationForm
     lacks: tuple[str, ...]

@@ -35,7 +35,8 @@ _ONE = torch.ones((), dtype=torch.float64)
 
 @dataclass(frozen=True)
 class Scores:
-    """product: the matmul at the start. scale, softcap and mask as llmc.attention takes them."""
+    """The scores of an attention in single ops. product: the matmul at the start. scale, softcap and mask as
+    llmc.attention takes them."""
 
     product: fx.Node
     scale: float

@@ -34,7 +34,8 @@ _SHORT, _LONG = 8, 1 << 20
 
 @dataclass(frozen=True)
 class _Angles:
-    """frequencies: [rotary / 2], fp32. repeats: how the model puts each twice: not at all, as halves, or as pairs."""
+    """The angles of a rotation. frequencies: [rotary / 2], fp32. repeats: how the model puts each twice: not at all, as
+    halves, or as pairs."""
 
     frequencies: Tensor
     repeats: str

@@ -26,7 +26,8 @@ class _Call:
 
 @dataclass(frozen=True)
 class JsonCalls:
-    """name, arguments: the keys as the form writes them; every form's keys are read. before_name: what comes first."""
+    """Calls that are JSON objects. name, arguments: the keys as the form writes them; every form's keys are read.
+    before_name: what comes first."""
 
     name: str = "name"
     arguments: str = "arguments"

@@ -17,7 +17,8 @@ _NAME = re.compile(r"[\w.-]*", re.ASCII)
 
 @dataclass(frozen=True)
 class LiteralCalls:
-    """opening, closing: The marks around the arguments. assign: comes between a key and its value.
+    """Calls with arguments as literals. opening, closing: The marks around the arguments. assign: comes between a key
+    and its value.
 
     before: comes before the name. between: comes between arguments, as the form writes them.
     """
