@@ -53,7 +53,7 @@ def strides_over(view: View, space: Space) -> tuple[int, ...]:
 
 
 def dims_of(space: Space) -> tuple[int, ...]:
-    """The loop's dims; a space of rows alone has one column."""
+    """The loop's dims; a space with only rows has one column."""
     return tuple(d for d in space if isinstance(d, int)) or (1,)
 
 

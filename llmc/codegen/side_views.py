@@ -37,7 +37,7 @@ class SideViews:
         return SideViews(found, needed_by)
 
     def of_nodes(self, nodes: Iterable[fx.Node]) -> tuple[str, ...]:
-        """The side outputs that alone require these nodes; none if they are needed anyway."""
+        """The side outputs for which only these nodes run; none if they are needed anyway."""
         needs = [self.needed_by.get(node) for node in nodes]
         if None in needs:
             return ()

@@ -1,7 +1,7 @@
 """Run many versions of one graph on the same tokens, and compute only what differs from the version before.
 
 A call with the same op and argument values as in the last run is not repeated. Values are compared by content, so a
-rewrite that preserves the bits costs only its own nodes. Weights, and values computed from weights alone, are loaded
+rewrite that preserves the bits costs only its own nodes. Weights, and values computed only from weights, are loaded
 for each call and dropped after it: memory holds one of them, and the activations of one run.
 """
 

@@ -77,7 +77,7 @@ if __name__ == "__main__":
 
 @dataclass(frozen=True)
 class Reproduction:
-    """Where it was written. local: what the piece alone shows, the worst of its outputs; None if there is no piece
+    """Where it was written. local: what the piece shows by itself, the worst of its outputs; None if there is no piece
     that runs, and error says why."""
 
     directory: Path

@@ -174,7 +174,7 @@ def _reason(error: Exception, name: HubName) -> tuple[str, str]:
     if isinstance(cause, hub.FileMetadataError):
         return "cannot be fetched: the server is not a Hugging Face hub", "set HF_ENDPOINT to one, or leave it out"
     if isinstance(error, hub.LocalEntryNotFoundError):
-        fix = f"where there is a network: {name.command}; HF_HOME says where the cache is"
+        fix = f"on a machine with a network: {name.command}; HF_HOME says where the cache is"
         return f"is not a directory here, and the hub cannot be reached for it: {text:.200}", fix
     if type(error).__name__ == "TooManyRedirects":
         return "cannot be fetched: the hub leads from address to address without end", try_it

@@ -130,7 +130,7 @@ class CodeFormat:
 
     @property
     def step_field_bits(self) -> int:
-        """Bits of the steps of one group, of its scale and of its minimum; 0 where there are none."""
+        """Bits of the steps of one group, of its scale and of its minimum; 0 if there are none."""
         return 0 if self.steps is None else self.steps.bits * (1 + self.has_minimum)
 
     @property

@@ -34,7 +34,7 @@ def all_reduce(x: Tensor, ranks: int) -> Tensor:
 def hand_over(x: Tensor, stage: int) -> Tensor:
     """Pass x on to `stage`, which runs on other ranks. Returns x: [tokens, ...].
 
-    Rows are not said to be each other's alone: the next stage gets those of all tokens.
+    Rows are not declared independent, because the next stage gets those of all tokens.
     """
     return x.clone()
 

@@ -1,4 +1,4 @@
-"""Compute a value that depends on positions and constants alone, for chosen positions.
+"""Compute a value that depends only on positions and constants, for chosen positions.
 
 Masks and rotary angles are written in many ways; what they are is easier to see from their values than from their ops.
 """

@@ -16,7 +16,7 @@ CAST = torch.ops.aten._to_copy.default
 
 class Weight:
     """The annotation of a wildcard that binds what is known when the engine is built: a weight, or what is computed
-    from weights alone, such as the values of codes. Also None, for an argument that is not given."""
+    only from weights, such as the values of codes. Also None, for an argument that is not given."""
 
 
 def either(*alternatives: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Runs passes over a graph: matching, replacement, dead code, verification, timing and numbering happen here alone."""
+"""Runs passes over a graph: matching, replacement, dead code, verification, timing and numbering happen only here."""
 
 import time
 import traceback

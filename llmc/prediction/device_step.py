@@ -1,4 +1,4 @@
-"""The predicted time of a GPU engine's step, from the target's table alone: the sum over its launches."""
+"""The predicted time of a GPU engine's step, only from the target's table: the sum over its launches."""
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping

@@ -73,7 +73,7 @@ def _directories(controller: str, groups: Path, mounts: Path) -> Iterator[tuple[
 
 
 def _outwards(mount: Mount, path: str) -> Iterator[Path]:
-    """The group of a path and those around it; the mount's own alone if the path is not to be seen there."""
+    """The group of a path and those around it; only the mount's own if the path is not visible there."""
     inside = path.removeprefix(mount.root) if mount.root != "/" else path
     directory = mount.place / inside.strip("/")
     if ".." in directory.parts or not directory.is_dir():

@@ -38,7 +38,7 @@ class WorkerProcess:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
                 pass_fds=(self._lifeline.worker_end,),
-                process_group=0,  # With its children it can be killed at once; and Ctrl-C is for its parent alone.
+                process_group=0,  # With its children it can be killed at once; and Ctrl-C reaches only its parent.
             )
         finally:
             self._lifeline.started()

@@ -1,6 +1,6 @@
 """The cache policies that `kv_compression` names (docs/kv-compression.md), and which of them an engine can run.
 
-A policy is cut by a request's own length alone, always where a block begins.
+A table is cut only by its request's own length, always where a block begins.
 """
 
 from dataclasses import dataclass

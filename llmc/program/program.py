@@ -88,7 +88,7 @@ class Layout(Enum):
 
     @property
     def is_sparse(self) -> bool:
-        """Whether its size follows from the numbers, and not from the shape alone."""
+        """Whether its size follows from the numbers, and not only from the shape."""
         return "sparse" in self.value
 
     @property

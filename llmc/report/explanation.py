@@ -36,8 +36,8 @@ class RankExplanation:
 
 @dataclass(frozen=True)
 class Explanation:
-    """The content of `llmc explain`. passes: those that ran, in order. coverage: what they reached. error: what ended the
-    pipeline early. ranks: of a model that is cut for several."""
+    """The content of `llmc explain`. passes: those that ran, in order. coverage: what they reached. error: what ended
+    the pipeline early. ranks: of a model that is cut for several."""
 
     passes: tuple[PassRecord, ...]
     coverage: tuple[Coverage, ...]

@@ -32,7 +32,7 @@ _IN_SINGLE_PRECISION = 1
 
 @dataclass(frozen=True)
 class CodedProduct:
-    """A product whose weight is codes. product: the call that multiplies. parts: codes, scales and, where there are
+    """A product whose weight is codes. product: the call that multiplies. parts: codes, scales and, if there are
     some, zeros."""
 
     product: fx.Node

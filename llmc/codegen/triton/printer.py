@@ -119,7 +119,7 @@ def loop_tile(loop: Loop) -> LoopTile:
 
 
 def loop_grid(loop: Loop) -> tuple[str, ...]:
-    """Programs along the outer axes, and along the columns where there are several blocks of them."""
+    """Programs along the outer axes, and along the columns if there are several blocks of them."""
     tile, places = loop_tile(loop), math.prod(loop.dims[:-1])
     rows = "1" if loop.rows is RowCount.ONE else loop.rows.value
     outer = rows if places == 1 else f"{rows} * {places}"

@@ -127,7 +127,8 @@ class _Points:
         return None
 
     def _tried(self) -> Iterator[dict[Any, float]]:
-        """All the same, since comparisons may differ in that alone, then random ones until enough are numbers."""
+        """Yield points with equal values, because comparisons may differ only there, then random ones until enough are
+        numbers."""
         yield dict.fromkeys(self._symbols, 1.0)
         generator = random.Random(0)
         for tried in range(_TRIED):
@@ -169,7 +170,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _differ(a: Any, b: Any) -> bool:
-    """Whether one of them alone is a real number, or both are and differ."""
+    """Whether only one of them is a real number, or both are and differ."""
     if _is_number(a) and _is_number(b):
         return bool(abs(a - b) > _TOLERANCE * (1 + abs(a) + abs(b)))
     return _is_number(a) or _is_number(b)

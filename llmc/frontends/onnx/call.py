@@ -125,7 +125,7 @@ Translations = Mapping[tuple[str, str], Callable[[Call], Translated]]
 
 
 def as_tensor(value: Value) -> Tensor:
-    """Known numbers as a tensor; T alone may be among them."""
+    """Known numbers as a tensor; of symbols, only T may be among them."""
     if isinstance(value, Tensor):
         return value
     if value.dtype != object:

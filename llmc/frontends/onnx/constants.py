@@ -1,4 +1,4 @@
-"""Tensors of a file as values of a graph that is being traced: known numbers where there are few."""
+"""Tensors of a file as values of a graph that is being traced: known numbers if there are few."""
 
 from collections.abc import Mapping
 from types import MappingProxyType

@@ -1,4 +1,4 @@
-"""Position biases that transformers' models give to their attention for each query and key, by distance alone."""
+"""Position biases that transformers' models give to their attention for each query and key, only by distance."""
 
 from collections.abc import Callable
 from typing import Any

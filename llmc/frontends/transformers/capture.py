@@ -47,7 +47,7 @@ def capture_directory(
 ) -> Captured:
     """Capture a directory with config.json; reads headers, never weight data.
 
-    lacks_weights: config.json alone will do (config_source.py). A graph that was captured from the same before is read
+    lacks_weights: config.json is enough (config_source.py). A graph that was captured from the same before is read
     from the cache (capture_cache.py).
     """
     directory: Path = model.given
@@ -81,7 +81,7 @@ class ReadModel:
 
 
 def read_config(directory: Path, options: BuildOptions) -> ReadModel:
-    """Make a model of config.json alone. Raises CheckpointError, CaptureError."""
+    """Make a model from only its config.json. Raises CheckpointError, CaptureError."""
     file = directory / "config.json"
     loaded = load_config(directory, options.task)
     with valid_values(loaded.config.model_type, file):
@@ -172,7 +172,7 @@ class LogitsOnly(nn.Module):
 
 
 def traced(model: Any, recipes: dict[str, Recipe], info: ModelInfo, plan: HeadPlan | None = None) -> ModelGraph:
-    # A few models read this from the config alone.
+    # A few models read this only from the config.
     model.config.use_cache = False
     with scans_as_ops(model):
         if plan is None:

@@ -1,7 +1,7 @@
 """The text half of a multimodal checkpoint: its config, and its weights under the names of the text model.
 
 A config with a text_config (Gemma 3, Mistral 3, Llava) is built as the model that transformers' causal mapping makes of
-that: its decoder reads tokens alone. Everything else in the checkpoint (towers, projectors) is left out, and a line
+that: its decoder reads only tokens. Everything else in the checkpoint (towers, projectors) is left out, and a line
 says so.
 """
 

@@ -9,7 +9,7 @@ from torch import fx
 from llmc.graph.call_arguments import call_arguments
 
 _llmc, _aten = torch.ops.llmc, torch.ops.aten
-# Behind these, a value depends on positions as any hidden state does, or on their number alone.
+# Behind these, a value depends on positions as any hidden state does, or only on their number.
 _ENDS = (
     *(_llmc.attention.default, _llmc.paged_attention.default),
     *(_llmc.embedding.default, _aten.embedding.default, _aten.full_like.default),

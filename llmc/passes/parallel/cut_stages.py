@@ -2,7 +2,7 @@
 
     y = f(x)  ->  y = f(hand_over(x, 1))           where stage 1 begins
 A cut is a place in the order of the graph. Values computed before it and read after it cross it: rows of hidden
-states. Values that depend on step inputs alone, such as the angles of rotations, are computed again in each stage
+states. Values that depend only on step inputs, such as the angles of rotations, are computed again in each stage
 instead. Candidates are the places where the fewest bytes cross, usually in the residual stream. Among them the cuts are
 chosen that minimize the time of the slowest stage, by the cost model. Each cut is one rewrite. Must have: the option
 pipeline_parallel_size; a layer that attends for each stage.
@@ -174,7 +174,7 @@ def _attends(node: fx.Node) -> bool:
 
 
 def _computed_again(graph: ModelGraph) -> set[fx.Node]:
-    """Values that depend on step inputs and vectors alone, which are cheaper to compute in each stage than to hand
+    """Values that depend only on step inputs and vectors, which are cheaper to compute in each stage than to hand
     over."""
     known = {*graph.inputs(), *(node for node in graph.weight_nodes() if node.meta["val"].dim() < 2)}
     again = set[fx.Node]()

@@ -91,7 +91,7 @@ def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog, data: ModelDa
         for product in each.products if each.scheme is None else ():
             log.refuse(Refusal(_why_not(each, quantization, reasons), product, is_asked=True))
     if not _looks_at_inputs(planned, codes):
-        # Errors alone are measured on the text, if there is any.
+        # Only errors are measured on the text, if there is any.
         sequences = errors_measured_on(sequences)
     stream = Stream(graph, data.source, sequences) if sequences else None
     Quantizer(graph, log, data, stream, reasons, codes).run(planned)
@@ -193,7 +193,7 @@ class Quantizer:
             is_sparse = any(each.module == planned.module for each in self._graph.sparse)
             return round_experts(weight, scheme, self._stream, product, weight != 0 if is_sparse else None)
         if scheme.method == "gptq":
-            assert self._gptq is not None, "it is made where there is calibration text"
+            assert self._gptq is not None, "it is made if there is calibration text"
             return self._gptq.codes(planned, weight), None
         return round_to_nearest(weight, scheme, self._stream.mean_squares(call_arguments(product)["x"])), None
 

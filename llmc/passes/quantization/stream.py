@@ -187,7 +187,7 @@ class Stream:
         return node.target(*args, **kwargs)
 
     def _is_constant(self, node: fx.Node) -> bool:
-        """Whether a value is made of weights alone."""
+        """Whether a value is made only of weights."""
         known = self._constant.get(node)
         if known is None:
             if node.op == "placeholder":

@@ -58,7 +58,7 @@ def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
 
 
 select_logit_rows = GraphPass(
-    "select_logit_rows", run, Numerics.REORDER, Stage.SERVING, unproved="its result has the rows asked for alone"
+    "select_logit_rows", run, Numerics.REORDER, Stage.SERVING, unproved="its result has only the requested rows"
 )
 
 

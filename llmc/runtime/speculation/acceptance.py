@@ -94,7 +94,7 @@ def kept_or_redrawn(p: Probabilities, q: Probabilities, drafts: Tokens, uniforms
     tokens = drafts.copy()
     lost = np.flatnonzero(uniforms[:, 0] * q[rows, drafts] >= p[rows, drafts])
     left = np.maximum(p[lost] - q[lost], 0.0)
-    # Rounding alone has refused a draft where nothing is left.
+    # If nothing is left, only rounding has refused the draft.
     left = np.where(left.any(axis=1, keepdims=True), left, p[lost])
     upto = left.cumsum(axis=1)
     tokens[lost] = (upto <= uniforms[lost, 1:] * upto[:, -1:]).sum(axis=1)

@@ -158,7 +158,7 @@ def _warn_of_few_rows(most: int, tokens: int, limits: Limits) -> None:
     if rows < wanted:
         warnings.warn(
             f"the engine has {rows} rows of logits per step; {limits.max_sequences} requests with {most} drafts each "
-            f"need {wanted}: where there are more than {rows // (1 + most)}, each gets fewer drafts; to change "
+            f"need {wanted}: if there are more than {rows // (1 + most)}, each gets fewer drafts; to change "
             f"that, rebuild it with --max-logit-rows {wanted}",
             LoadWarning,
             stacklevel=4,

@@ -64,8 +64,8 @@ def stored_quantization(config: Mapping[str, Any], file: Path) -> StoredQuantiza
 def quantization_of(directory: Path) -> tuple[dict[str, Any], Path] | None:
     """The quantization settings of a directory and their file; None if there are none.
 
-    config.json takes precedence over separate files. Settings of compressed-tensors about sparsity alone do not count.
-    Raises CheckpointError.
+    config.json takes precedence over separate files. Settings of compressed-tensors that are only about sparsity do not
+    count. Raises CheckpointError.
     """
     file = directory / _CONFIG
     settings = read_json(file) if file.is_file() else {}

@@ -4,7 +4,7 @@
     to(weight · (x - mean) · rsqrt(mean((x - mean)²) + eps), dtype)  →  the same with bias None (cohere)
     (x - mean) / sqrt(var(x) + eps) · weight + bias                 →  the same
 Must have: the result in x's dtype; weight and bias of one axis, with the length of the normalized one; a constant eps;
-what normalizes x used by norms of x alone.
+what normalizes x used only by norms of x.
 """
 
 from typing import Any
