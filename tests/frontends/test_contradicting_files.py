@@ -85,7 +85,7 @@ def test_one_bit_in_the_last_row_is_a_difference(untied: Path) -> None:
 def test_an_output_matrix_of_more_tokens_is_refused_with_both_sizes(untied: Path) -> None:
     edit_json(untied / "config.json", lambda c: c.update(tie_word_embeddings=True))
     edit_weights(untied, lambda tensors: {**tensors, HEAD: torch.randn(170, 64)})
-    with pytest.raises(CheckpointError, match=r"lm_head.weight' has shape \[170, 64\], where .* \[160, 64\]"):
+    with pytest.raises(CheckpointError, match=r"lm_head.weight' has shape \[170, 64\], but .* \[160, 64\]"):
         read(untied)
 
 
