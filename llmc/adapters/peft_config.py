@@ -52,7 +52,8 @@ class PeftConfig:
 
 
 def read_config(directory: Path) -> PeftConfig:
-    """Raises AdapterError with the reason if it is not a LoRA adapter, or of a kind that llmc does not support."""
+    """Read the config of a LoRA adapter. Raises AdapterError with the reason if it is not one, or of a kind that llmc
+    does not support."""
     file = directory / CONFIG
     values = _object(file)
     kind = values.get("peft_type")

@@ -51,7 +51,7 @@ class Value:
 
     @property
     def columns(self) -> int:
-        """Elements in a row."""
+        """The number of elements in a row."""
         return columns_of(self.shape)
 
     def whole(self) -> "View":
@@ -78,7 +78,7 @@ class View:
 
     @property
     def columns(self) -> int:
-        """Elements in a row, also of those that it sees more than once."""
+        """The number of elements in a row, counting those that it sees several times as often."""
         return columns_of(self.shape)
 
     def extent(self) -> tuple[int, int]:
@@ -121,7 +121,7 @@ def operand_views(node: fx.Node, views: Views) -> tuple[View, ...]:
 
 
 def columns_of(shape: tuple[Dim, ...]) -> int:
-    """Elements in a row of a shape."""
+    """Return the number of elements in a row of a shape."""
     return math.prod(d for d in shape if isinstance(d, int))
 
 

@@ -182,7 +182,7 @@ def _compute_constant(node: fx.Node, operands: dict[fx.Node, Value]) -> Any:
 
 
 def _call(node: fx.Node, args: Any, kwargs: Any) -> Any:
-    """Raises PassError where the op does not run."""
+    """Run a call. Raises PassError if the op does not run."""
     # Equal values may lie in memory in another order than a view was traced with.
     target: Any = aten.reshape.default if node.target is aten.view.default else node.target
     try:

@@ -1,4 +1,4 @@
-"""The end token that a tokenizer names: a chat model's is often in no other file than its tokenizer's."""
+"""The end token that a tokenizer names. Often only the tokenizer's files of a chat model have it."""
 
 from collections.abc import Sequence
 from dataclasses import replace

@@ -44,7 +44,7 @@ class PlannedWeight(Generic[S]):
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Rows and columns."""
+        """The numbers of rows and columns."""
         rows, columns = self.weights[0].meta["val"].shape
         return int(rows), int(columns)
 

@@ -36,7 +36,7 @@ class StepPrice:
     launches: tuple[tuple[Launch, int, _Price], ...]
 
     def seconds(self, step: StepShape) -> float:
-        """Seconds of a greedy step."""
+        """Return the seconds of a greedy step."""
         return sum(
             count * price(launch, step)
             for launch, count, price in self.launches

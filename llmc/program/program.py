@@ -311,7 +311,7 @@ class SideOutput:
 
     @property
     def columns(self) -> int:
-        """Elements of a row."""
+        """The number of elements of a row."""
         return math.prod(self.shape)
 
 

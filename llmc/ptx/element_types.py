@@ -22,7 +22,7 @@ class ElementType:
 
     @property
     def per_word(self) -> int:
-        """Elements in 32 bits."""
+        """The number of elements in 32 bits."""
         return 4 // self.bits.itemsize
 
     def of_words(self, words: npt.NDArray[Any]) -> Values:

@@ -67,7 +67,8 @@ class Considered:
 
     @property
     def best(self) -> Division:
-        """Raises OptionError if no division can serve the load; the error names one that could."""
+        """Return the best division. Raises OptionError if no division can serve the load; the error names one that
+        could."""
         from llmc.simulation.compare import best_or_refuse
 
         return best_or_refuse(self.comparison, self.machine).division

@@ -99,7 +99,7 @@ class CppBuilder:
         self._lowered: Lowered | None = None
 
     def lower(self, graph: ModelGraph) -> Lowered:
-        """Raises LoweringError."""
+        """Lower a graph to launches of kernels. Raises LoweringError."""
         self._lowered = lower(graph, self._target, self._options)
         return self._lowered
 

@@ -115,7 +115,7 @@ class Body:
         return self("Shape", x, start=axis, end=axis + 1)
 
     def slice(self, x: Operand, axis: int, start: int, end: int) -> str:
-        """Elements of an axis."""
+        """Select elements of an axis."""
         return self("Slice", x, *(self.integers([each]) for each in (start, end, axis)))
 
     def sizes(self, sizes: Sequence[int | Value]) -> str:

@@ -91,7 +91,8 @@ class TritonBuilder:
         self._lowered: DeviceLowered | None = None
 
     def lower(self, graph: ModelGraph) -> DeviceLowered:
-        """Raises LoweringError, and OptionError for an engine that the GPU's memory does not hold."""
+        """Lower a graph to launches of kernels. Raises LoweringError, and OptionError for an engine that does not fit
+        the GPU's memory."""
         from llmc.codegen.triton.lowering import lower_device  # imports Triton, which may be missing
 
         self._lowered = lower_device(graph, self._target, self._options)

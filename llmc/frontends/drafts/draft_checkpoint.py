@@ -42,7 +42,7 @@ class DraftTensors:
         return name in self._names
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Raises CheckpointError if the checkpoint lacks the tensor."""
+        """Return the shape of a tensor. Raises CheckpointError if the checkpoint lacks it."""
         if name not in self._names:
             names = sorted(self._names)
             some = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")

@@ -109,7 +109,7 @@ class Eagle3Checkpoint:
         return (f"the draft's config.json names no {LAYER_IDS}: hidden states are taken before the layers {ids}",)
 
     def combination(self, target: Target) -> Combination:
-        """Raises CheckpointError for a draft of a model of other layers."""
+        """Return how the hidden states become one. Raises CheckpointError for a draft of a model with other layers."""
         settings, count = self.settings, len(self.settings.tapped_layers(target.layers))
         has_bias = "fc.bias" in DraftTensors(self.source, target.name)
         return Combination(

@@ -20,7 +20,8 @@ _SPACE = "▁"
 
 
 def tokenizer_of(vocabulary: Vocabulary) -> Tokenizer:
-    """Raises CheckpointError for a kind of tokenizer, or of cutting text, that is not read."""
+    """Return the tokenizer of a vocabulary. Raises CheckpointError for an unsupported kind of tokenizer or
+    pre-tokenizer."""
     from tokenizers import AddedToken
 
     said = vocabulary.said

@@ -42,8 +42,8 @@ class ParsedFile:
 
 
 def parsed_file(file: Path) -> ParsedFile:
-    """Raises CheckpointError for a file that is damaged, CaptureError for a model that is not a decoder or needs
-    operators that are not read."""
+    """Parse an ONNX file. Raises CheckpointError for a damaged file, CaptureError for a model that is not a decoder or
+    needs unsupported operators."""
     model = read_model(file)
     settings = genai_settings(describing(file))
     interface = read_interface(model.graph, file, _head_dim(settings))

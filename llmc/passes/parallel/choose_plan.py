@@ -99,7 +99,7 @@ class _Collectives:
     beginning: float
 
     def reduce(self, nbytes: int) -> float:
-        """Seconds to sum values of `nbytes` bytes."""
+        """Return the seconds to sum values of `nbytes` bytes."""
         return self.beginning + 2 * self._moved(nbytes)
 
     def gather(self, nbytes: int) -> float:

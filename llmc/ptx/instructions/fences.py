@@ -48,7 +48,7 @@ def _fence_async(team: Team, mask: Mask) -> None:
 
 
 def nothing(team: Team, mask: Mask) -> None:
-    """An instruction that only affects a device's speed, or an order that is kept anyway."""
+    """Execute an instruction that only affects a device's speed, or an order that is kept anyway: do nothing."""
 
 
 def build_hint(operands: Operands, modifiers: Modifiers) -> Action:

@@ -30,7 +30,7 @@ ENGINE_ABI = 4
 
 
 def open_engine(request: OpeningRequest) -> "tuple[CppExecutor, int]":
-    """Raises TargetError where this machine lacks instructions."""
+    """Open a CPU engine. Raises TargetError if this machine lacks instructions."""
     directory = request.directory
     check_target(directory.path, directory.manifest.target)
     blocks, snapshots = request.in_host_memory()
@@ -254,7 +254,7 @@ class ChoosingCppExecutor(CppExecutor):
         return LlmcChooseRows(*shape, logits, *numbers, self._tokens.ctypes.data, self._scores.ctypes.data)
 
     def logits(self, first: int, count: int) -> Logits:
-        """Rows of the last step's logits, a view."""
+        """Return rows of the last step's logits, as a view."""
         return self.own_output[first : first + count]
 
 

@@ -18,7 +18,7 @@ class StepResults(Protocol):
     """A step's logits, and the tokens chosen from them."""
 
     def logits(self, first: int, count: int) -> npt.NDArray[np.float32]:
-        """Rows [count, vocabulary], which may have to come from a device; overwritten by the next call."""
+        """Return rows [count, vocabulary], perhaps copied from a device; overwritten by the next call."""
 
     def tokens(self, samplers: Sequence[Sampler], rows: Sequence[int]) -> Sequence[int | RequestError]:
         """Return each sampler's token for its row, or the reason for none. `rows` ascend."""
@@ -49,7 +49,7 @@ class _JudgedResults:
     judged: Mapping[int, tuple[Draft, int]]
 
     def logits(self, first: int, count: int) -> npt.NDArray[np.float32]:
-        """Rows of logits, unchanged."""
+        """Return rows of logits, unchanged."""
         return self.results.logits(first, count)
 
     def guesses(self, first: int, count: int) -> Sequence[int]:

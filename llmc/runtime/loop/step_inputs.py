@@ -108,7 +108,7 @@ class StepInputs:
         self._slots[:, : self._decodes] += 1
 
     def take(self, chosen: Sequence[int | RequestError]) -> None:
-        """The decodes' next tokens, in order, for places that `move` has counted."""
+        """Take over the decodes' next tokens, in order, for places that `move` has counted."""
         decodes = self._decodes
         if decodes:
             tokens: Any = chosen[:decodes]

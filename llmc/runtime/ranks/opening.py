@@ -11,7 +11,8 @@ _FLAGS_BYTES = 4096
 
 
 def open_on_cpus(request: OpeningRequest) -> tuple[RankedCppExecutor, int]:
-    """Raises TargetError where this machine lacks instructions, RankError for a rank that does not come up."""
+    """Open a CPU engine of several ranks. Raises TargetError if this machine lacks instructions, RankError for a rank
+    that does not start."""
     directory = request.directory
     check_target(directory.path, directory.manifest.target)
     blocks, _ = request.in_host_memory()

@@ -124,7 +124,7 @@ class Request(ABC):
 
     @property
     def pending(self) -> int:
-        """Tokens that the model has yet to read."""
+        """The number of tokens that the model has not read yet."""
         return len(self.tokens) - self.computed
 
     def logit_rows(self, count: int) -> int:

@@ -46,17 +46,17 @@ class BlockPool:
 
     @property
     def used(self) -> int:
-        """Blocks that someone holds."""
+        """The number of blocks with a holder."""
         return len(self._holders) - self.available
 
     @property
     def cached(self) -> int:
-        """Blocks without holders that keep a content."""
+        """The number of blocks without holders that keep a content."""
         return len(self._cached) + len(self._least)
 
     @property
     def free(self) -> int:
-        """Blocks without holders and without content."""
+        """The number of blocks without holders and without content."""
         return len(self._free)
 
     def holders(self, block: int) -> int:

@@ -242,7 +242,7 @@ class RequestBlocks:
         return [*header, *done.blocks, *done.places, *slots]
 
     def _gone(self, table: GroupTable) -> int:
-        """Blocks that have left a table."""
+        """Return the number of blocks that have left a table."""
         return table.dropped // self._limits.block_size
 
 

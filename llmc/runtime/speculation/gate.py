@@ -136,7 +136,8 @@ class Gate:
         self._drafting.note(requests, min(seconds / depth, 4 * usual) if usual else seconds / depth)
 
     def seconds(self, requests: int, drafts: int) -> float | None:
-        """Seconds of a step with `drafts` drafts per request, including making them; None before the first step."""
+        """Return the seconds of a step with `drafts` drafts per request, including making them; None before the first
+        step."""
         if not drafts:
             plain, step = self._plain.seconds(requests), self._steps.seconds(requests)
             # It takes no longer than one with drafts: it may have been held up.
@@ -153,5 +154,5 @@ class Gate:
         return 0.0 if step is None else self._draft_prior(requests) * step / self._prior(requests)
 
     def _speed(self, requests: int, count: int) -> float:
-        """Tokens per second of one request."""
+        """Return the tokens per second of one request."""
         return self._gains.tokens(count) / (self.seconds(requests, count) or 1.0)

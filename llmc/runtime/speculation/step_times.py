@@ -54,7 +54,7 @@ class StepTimes:
         return sum(self._times[each] for each in self._sizes[first : bisect.bisect(self._sizes, size * _ALIKE)])
 
     def seconds(self, size: int) -> float | None:
-        """Seconds of a step of that size; None before the first step.
+        """Return the seconds of a step of that size; None before the first step.
 
         Not more than for a larger size: if the larger one took less, the smaller one was disturbed.
         """

@@ -63,7 +63,7 @@ def rope(b: Body, x: Value, cos: Value, sin: Value, interleaved: bool) -> str:
 
 
 def embedding(b: Body, ids: Value, weight: Value) -> str:
-    """Rows of a table."""
+    """Look up rows of a table."""
     return b("Gather", weight, ids, axis=0)
 
 

@@ -125,7 +125,8 @@ def _scheme(
 def _weight(
     module: str, parts: StoredParts, scheme: StoredScheme, input_scale: str | None, files: SafetensorsSource
 ) -> PackedWeight:
-    """Raises CheckpointError for shapes that do not fit together, and for codes of other bits than config.json says."""
+    """Return the packed weight of a module. Raises CheckpointError for shapes that do not fit together, and for codes
+    of other bits than config.json says."""
     try:
         if scheme.layout.bits is not None:
             scheme = _with_stored_bits(module, scheme, scheme.layout.bits(parts))
