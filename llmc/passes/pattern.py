@@ -20,9 +20,11 @@ class Weight:
 
 
 def either(*alternatives: Any) -> Any:
-    """Inside a pattern: a value that may be any of these, tried in order. At least one must be an op's result.
+    """Inside a pattern, return a value that may have any of several forms.
 
-    Wildcards of the alternatives that do not hold stay unbound.
+    Args:
+        *alternatives: The forms, tried in order. At least one must be an op's result. Wildcards of forms that do not
+            hold stay unbound.
     """
     tracer = next(a.tracer for a in alternatives if isinstance(a, fx.Proxy))
     return tracer.create_proxy("call_function", either, alternatives, {})

@@ -80,12 +80,23 @@ from llmc.passes.speculative.tap_hidden_states import tap_for_draft
 
 
 def default() -> tuple[Pass, ...]:
-    """Return every pass of a build, in order: llmc's own, and those that installed packages register."""
+    """Return every pass of a build, in order: llmc's own, and those that installed packages register.
+
+    Raises:
+        OptionError: If the passes of a package cannot be loaded.
+    """
     return place(built_in(), installed())
 
 
 def extended(*added: Pass) -> tuple[Pass, ...]:
-    """The default passes with more, each where its `after` says. Raises OptionError for a name that does not fit."""
+    """Return the default passes with further ones.
+
+    Args:
+        *added: The further passes, each put after the pass that its `after` names, or at the end.
+
+    Raises:
+        OptionError: For a name that another pass has, or an `after` that names no pass.
+    """
     return place(default(), added)
 
 
