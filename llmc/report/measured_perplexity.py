@@ -72,7 +72,7 @@ def read_perplexity(path: Path, directory: EngineDirectory) -> MeasuredPerplexit
     if (measured.model, measured.quantize, measured.kv_cache) != wanted:
         spelled = ",".join(measured.quantize) or "unquantized"
         raise EngineFormatError(
-            f"the perplexity belongs to another engine ({measured.model}, {spelled}, KV cache {measured.kv_cache}) "
+            f"the perplexity is of another engine ({measured.model}, {spelled}, KV cache {measured.kv_cache}) "
             f"than {directory.path}",
             at=path,
             fix=fix,

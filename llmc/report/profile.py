@@ -75,7 +75,7 @@ def check_profile(profile: Profile, directory: EngineDirectory, at: Path) -> Non
     )
     if not fits or profile.target != directory.manifest.target.name:
         raise EngineFormatError(
-            f"the profile belongs to another engine ({profile.model} for {profile.target}) than {directory.path}",
+            f"the profile is of another engine ({profile.model} for {profile.target}) than {directory.path}",
             at=at,
             fix=f"profile this one: llmc profile {directory.path} --json FILE",
         )
