@@ -58,7 +58,7 @@ class Backend(Protocol):
         """Whether unused rows of logits take no memory, because memory is mapped when it is first written."""
 
     def refusal(self, node: fx.Node) -> Refusal | None:
-        """Why no kernel can compute the node, or None."""
+        """Return why no kernel can compute the node, or None."""
 
     def taken_in(self, node: fx.Node) -> fx.Node | Refusal | None:
         """The node before this one that its kernels can also compute, other than parts of products: a norm, or a sum

@@ -50,7 +50,7 @@ class WeightSlots:
                     self._in_panels.add((self._key(view.value.node), x.meta["val"].dtype))
 
     def slots(self) -> tuple[WeightSlot, ...]:
-        """In the order of the engine's weight pointers."""
+        """The weights' slots, in the order of the engine's weight pointers."""
         return tuple(slot for slot, _ in self._slots.values())
 
     def recipes(self) -> tuple[SlotRecipe, ...]:

@@ -22,8 +22,9 @@ _TENSOR = re.compile(r"(\w*)\[([^\]]*)\]")
 
 @dataclass(frozen=True)
 class Axis:
-    """letter: the name of the axis, or of the runs that it is made of. run: whether it is `g*h`. repeats: whether it is
-    `e:o`, whose letter is o. whole, squares, optional, rest, rows: `!`, `~`, `?`, `c*`, `|`."""
+    """An axis in an op's rule. letter: the name of the axis, or of the runs that it is made of. run: whether it is
+    `g*h`. repeats: whether it is `e:o`, whose letter is o. whole, squares, optional, rest, rows: `!`, `~`, `?`, `c*`,
+    `|`."""
 
     letter: str
     run: bool = False
@@ -66,7 +67,7 @@ def tensor_axes(text: str) -> Mapping[str, tuple[Axis, ...]]:
 
 
 def ranks_of(axes: tuple[Axis, ...]) -> tuple[int, ...]:
-    """How many axes a tensor may have; with `c*` as the last also more."""
+    """Return the numbers of axes that a tensor may have; with `c*` as the last also more."""
     return tuple(range(sum(not axis.optional for axis in axes), len(axes) + 1))
 
 

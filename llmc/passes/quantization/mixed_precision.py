@@ -58,8 +58,8 @@ class Measure(Protocol):
 
 @dataclass(frozen=True)
 class Candidate:
-    """name: for messages, of a uniform scheme as the option spells it. schemes: of each unit. bits: a weight, in the
-    mean over the model. divergence: as expected."""
+    """A plan of schemes for all units. name: for messages, of a uniform scheme as the option spells it. schemes: of
+    each unit. bits: a weight, in the mean over the model. divergence: as expected."""
 
     name: str
     schemes: tuple[Scheme | None, ...]
@@ -149,7 +149,8 @@ class _Choice:
         return sorted(different.values(), key=lambda each: each.bits)
 
     def reasons(self, candidate: Candidate, measured: Sequence[float]) -> dict[str, str]:
-        """By module. measured: of each unit alone, rounded to nearest at 4 bits."""
+        """Return the reason for each module's scheme. measured: divergences of each unit alone, rounded to nearest at 4
+        bits."""
         order = sorted(range(len(self.units)), key=lambda i: -measured[i])
         found: dict[str, str] = {}
         for rank, index in enumerate(order):
@@ -166,7 +167,7 @@ class _Choice:
         return round(candidate.bits, 2) <= self.budget.bits
 
     def _given_out(self) -> list[Candidate]:
-        """For the budget, and for the place on the grid below it if it is on none."""
+        """Return a plan for the budget, and one for the next lower place on the grid if the budget is not on it."""
         least = (self.fixed + sum(rungs[0].bits for rungs in self.rungs)) / self.elements
         below = math.floor(self.budget.bits / _GRID) * _GRID
         places = [bits for bits in dict.fromkeys((below, self.budget.bits)) if bits >= least]

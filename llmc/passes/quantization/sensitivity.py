@@ -2,7 +2,7 @@
 
 Weights that read the same input make one unit, since they are merged later. The sensitivity of a unit is measured: the
 mean Kullback-Leibler divergence, over calibration tokens, between the model's next-token distribution and the one with
-this unit alone changed, for example rounded to 4 bits. All units are measured in one run of the graph that branches at
+only this unit changed, for example rounded to 4 bits. All units are measured in one run of the graph that branches at
 each of them, so that memory holds one layer of the weights. The divergence of other choices, such as smaller groups,
 more bits or fewer zeros, is estimated from the weights' errors, with each column weighted by the square of its input:
 the divergence grows with their square.

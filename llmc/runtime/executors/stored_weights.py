@@ -17,7 +17,8 @@ from llmc.program import Layout, WeightSlot
 
 
 def graph_weights(engine: EngineDirectory, table: Mapping[str, WeightOf]) -> dict[str, Tensor]:
-    """By placeholder. table: as read_weight_table gives it; without one, weights are stored under their own names."""
+    """Return the weights by placeholder. table: from read_weight_table; without one, weights are stored under their own
+    names."""
     stored = {slot.name: (slot, tensor) for slot, tensor in zip(engine.program.weights, engine.tensors, strict=True)}
     wanted = table or {name: WeightOf(name, slot.dtype) for name, (slot, _) in stored.items()}
     weights: dict[str, Tensor] = {}
@@ -47,7 +48,7 @@ def _is_read(weight: WeightOf) -> bool:
 
 
 def stored_tensor(engine: EngineDirectory, stored: StoredTensor) -> Tensor:
-    """As it is in its file: a copy, because torch has no read-only tensors."""
+    """Return a copy of a tensor as its file has it, because torch has no read-only tensors."""
     data = torch.from_numpy(np.array(engine.weight_file(stored)[stored.begin : stored.end]))
     return data.view(TORCH_DTYPES[stored.dtype]).view(stored.shape)
 

@@ -2,7 +2,7 @@
 
 The keys and values of a token depend on the rows that its layers attend to. Behind a cut they therefore depend on the
 tokens, on the policy with its options, and on the cuts until there. A request with another policy, or with cuts at
-other tokens, must not find them. So each cut is part of the digest of the block that begins behind it, and through the
+other tokens, must not find them. So each cut is part of the digest of the block that begins after it, and through the
 chain of digests part of all later ones.
 """
 
@@ -41,7 +41,7 @@ class _Cuts:
         self._next = next(cuts, None)
 
     def until(self, tokens: int) -> Iterator[tuple[int, bytes]]:
-        """Yield the cuts behind at most this many tokens that were not yielded yet, as far as rows leave at them."""
+        """Yield the cuts after at most this many tokens that were not yielded yet, as far as rows leave at them."""
         while self._next is not None and self._next[0] <= tokens:
             end, cut = self._next
             self._next = next(self._cuts, None)

@@ -1,4 +1,4 @@
-"""The blocks of a group of layers that do not keep everything, and which of them other requests may begin behind."""
+"""The blocks of a group of layers that do not keep everything, and after which of them other requests may begin."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -55,7 +55,7 @@ class GroupPool:
 
     @property
     def stats(self) -> GroupStats:
-        """Its blocks at this moment."""
+        """The numbers of blocks at this moment."""
         pool = self.pool
         return GroupStats(str(self._policy), pool.count, pool.used, pool.cached, self.kept_rows, self.dropped_rows)
 
@@ -113,7 +113,11 @@ class GroupPool:
         return self._limits.max_model_len if end is None else end - computed
 
     def lacking(
-        self, request: Request, found: Sequence[int], end: int, elsewhere: Callable[[int], bool] = lambda place: False
+        self,
+        request: Request,
+        found_blocks: Sequence[int],
+        end: int,
+        elsewhere: Callable[[int], bool] = lambda place: False,
     ) -> int | None:
         """The last place in the first `end` whose block the next token sees and this pool lacks; None if it has all.
 
@@ -121,34 +125,34 @@ class GroupPool:
         lacking.
 
         Args:
-            found: blocks of group 0, of the first places.
+            found_blocks: blocks of group 0, of the first places.
             elsewhere: whether a place that the pool lacks is available elsewhere.
         """
         until_cut = self.until_cut(request, end * self._size)
         if until_cut <= 0:
             return end - 1 + until_cut // self._size
-        return next((place for place in reversed(self.absent(found, end)) if not elsewhere(place)), None)
+        return next((place for place in reversed(self.absent(found_blocks, end)) if not elsewhere(place)), None)
 
-    def absent(self, found: Sequence[int], end: int) -> list[int]:
+    def absent(self, found_blocks: Sequence[int], end: int) -> list[int]:
         """The places among the first `end` whose blocks the next token attends to and this pool lacks."""
-        known = len(found)
-        return [place for place in self.places(end) if place >= known or found[place] not in self._kept]
+        known = len(found_blocks)
+        return [place for place in self.places(end) if place >= known or found_blocks[place] not in self._kept]
 
     def places(self, end: int) -> list[int]:
         """The places among a sequence's first `end` blocks that the token after them attends to."""
         return [*range(min(self._pinned, end)), *range(self._first(end * self._size), end)]
 
-    def revived(self, found: Sequence[int]) -> int:
+    def revived(self, found_blocks: Sequence[int]) -> int:
         """Number of this group's blocks for these blocks of group 0 that have no holder."""
-        return sum(not self.pool.holders(self._kept[found[place]]) for place in self.places(len(found)))
+        return sum(not self.pool.holders(self._kept[found_blocks[place]]) for place in self.places(len(found_blocks)))
 
-    def start(self, found: Sequence[int]) -> GroupTable:
+    def start(self, found_blocks: Sequence[int]) -> GroupTable:
         """The table of a request that starts after these blocks of group 0. The pool must hold all of them."""
-        places, blocks = self.places(len(found)), [0] * len(found)
+        places, blocks = self.places(len(found_blocks)), [0] * len(found_blocks)
         for place in places:
-            blocks[place] = self._kept[found[place]]
+            blocks[place] = self._kept[found_blocks[place]]
         self.pool.share([blocks[place] for place in places])
-        return GroupTable(blocks, self._first(len(found) * self._size))
+        return GroupTable(blocks, self._first(len(found_blocks) * self._size))
 
     def must_return(self, request: Request, table: GroupTable) -> bool:
         """Whether the request's rows cannot be recomputed after preemption, so that they must be swapped out and
@@ -156,7 +160,7 @@ class GroupPool:
         return table.dropped > 0 and not self.policy(request).recomputes
 
     def retire(self, request: Request, table: GroupTable) -> None:
-        """Give back the blocks that no later token of the request sees."""
+        """Release the blocks that no later token of the request sees."""
         first = self._first(request.computed - table.dropped)
         if first > table.first:
             self.keep(request, table, request.prefix.registered, first)
@@ -232,7 +236,7 @@ class GroupPool:
             self.pool.rename(own, other)
 
     def drop(self, blocks: Iterable[int]) -> None:
-        """These blocks of group 0 will not be found any more."""
+        """Drop the blocks that belong to these blocks of group 0, which are no longer found."""
         for block in blocks:
             own = self._kept.pop(block, None)
             if own is not None:
@@ -265,7 +269,7 @@ class GroupPool:
         return blocks[row // self._size] * self._size + row % self._size
 
     def _first(self, row: int) -> int:
-        """The first block behind the pinned ones that a token in this row, or in a later one, sees."""
+        """The first block after the pinned ones that a token in this row, or in a later one, sees."""
         return max(self._pinned, self._visible.first(max(0, row - self._slack)) // self._size)
 
     def _lose(self, blocks: Sequence[int], contents: Sequence[object]) -> None:
@@ -282,36 +286,36 @@ def _progress(request: Request, table: GroupTable | None) -> Progress:
 
 
 def group_pools(program: Program, blocks: int, slack: int = 0) -> tuple[GroupPool, ...]:
-    """The pools of a program's groups of caches behind group 0, which has `blocks` blocks."""
+    """The pools of a program's groups of caches after group 0, which has `blocks` blocks."""
     _, *counts = program.group_blocks(blocks)
     return tuple(
         GroupPool(policy, count, program.limits, slack) for policy, count in zip(program.policies, counts, strict=True)
     )
 
 
-def usable(groups: Sequence[GroupPool], request: Request, found: Sequence[int]) -> int:
-    """The number of found blocks that a request can begin behind."""
-    return usable_with(groups, request, found, len(found), lambda group, place: False)
+def usable(groups: Sequence[GroupPool], request: Request, found_blocks: Sequence[int]) -> int:
+    """The number of found blocks after which a request can begin."""
+    return usable_with(groups, request, found_blocks, len(found_blocks), lambda group, place: False)
 
 
 def usable_with(
     groups: Sequence[GroupPool],
     request: Request,
-    found: Sequence[int],
+    found_blocks: Sequence[int],
     end: int,
     elsewhere: Callable[[int, int], bool],
 ) -> int:
-    """The number of places, at most `end`, that a request can begin behind.
+    """The number of places, at most `end`, after which a request can begin.
 
     Args:
-        found: blocks of group 0, of the first places.
-        elsewhere: whether a group's block, (group, place), that its pool lacks can be had all the same.
+        found_blocks: blocks of group 0, of the first places.
+        elsewhere: whether a group's block, (group, place), that its pool lacks is available elsewhere.
     """
     while end:
         lacking = [
             place
             for number, group in enumerate(groups, 1)
-            if (place := group.lacking(request, found, end, partial(elsewhere, number))) is not None
+            if (place := group.lacking(request, found_blocks, end, partial(elsewhere, number))) is not None
         ]
         if not lacking:
             break

@@ -115,7 +115,7 @@ def leverages_kernel(
 
 
 def supports(node: fx.Node, target: GpuTarget) -> Refusal | None:
-    """As refuse_scoring, and values likewise."""
+    """Refuse what refuse_scoring refuses, and the same of values."""
     found, given = refuse_scoring(node, target) or refuse_ranks(node, v_cache=(4,)), arguments_of(node)
     if found is not None:
         return found

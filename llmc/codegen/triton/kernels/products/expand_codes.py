@@ -143,7 +143,7 @@ def _launch(product: Product, codes: Codes, values: Operand) -> DeviceLaunch:
 
 
 def _codes_in_flight(target: GpuTarget) -> float:
-    """At least two thirds of the bytes are written, for which no thread waits."""
+    """Return the bytes of codes to keep in flight: a third, because no thread waits for the bytes that are written."""
     return bytes_to_keep_in_flight(target) / 3
 
 

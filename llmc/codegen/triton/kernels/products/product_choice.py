@@ -186,7 +186,7 @@ def _with(
 
 
 def _x(product: Product, tiling: Tiling) -> dict[str, Argument]:
-    """Where the kernel finds x: normed, if a launch before it does that."""
+    """Return the operand from which the kernel reads x: normed, if a launch before it does that."""
     there = product.norm.normed if product.norm is not None and not tiling.normed else product.arguments
     return {name: there[name] for name in ("x_ptr", "x_row_stride")}
 
