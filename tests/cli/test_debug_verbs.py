@@ -158,8 +158,8 @@ def test_bisect_against_the_model_and_with_a_command(model: Path, tmp_path: Path
             ("have no int8 codes in their caches",),
         ),
         (
-            ("explain", "MODEL", "--target", "h100", "--quantize", "w8a8:x32"),
-            ("h100 cannot run the scheme w8a8:x32", "w8a8:xrow"),
+            ("explain", "MODEL", "--target", "a100", "--quantize", "fp8-w8a8"),
+            ("a100 cannot run the scheme fp8-w8a8", "it runs int8"),
         ),
         (("diff", "MODEL", "--passes", "fuse_rope..nix"), ("there is no pass 'nix'",)),
         (("diff", "MODEL", "--tokens", "1,b"), ("is not a list of token ids",)),

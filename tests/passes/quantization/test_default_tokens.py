@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from llmc.codegen.target_kind import kind_of
-from llmc.errors import OptionError
 from llmc.formats.code_format import TOKEN_GROUP
 from llmc.formats.scheme_text import parse_scheme
 from llmc.formats.schemes import SCHEMES, TokenDefault
@@ -65,8 +64,3 @@ def test_every_scheme_of_rounded_tokens_has_both(name: str) -> None:
     assert whole is not None and whole.on_target(TokenDefault(rounds_plain=True)) == whole and whole.token_group is None
     static = parse_scheme(f"{name}:static")
     assert static is not None and static.on_target(TokenDefault(rounds_plain=True)) == static
-
-
-def test_a_gpu_refuses_groups_before_work_is_done() -> None:
-    with pytest.raises(OptionError, match="cannot run the scheme w8a8:x32: GPU kernels multiply tokens"):
-        kind_of(resolve_target(_GPU)).check(parse_options({"quantize": "w8a8:x32"}))
