@@ -114,7 +114,7 @@ def code_rows_layout(format: str) -> Layout:
 
 def step_row_bytes(groups: int, format: str) -> int:
     """Bytes of a row with the steps of `groups` groups' scales and minima in STEP_ROWS."""
-    return groups * CODE_FORMATS[format].step_field_bits // 8
+    return -(-groups * CODE_FORMATS[format].step_field_bits // 8)
 
 
 @dataclass(frozen=True)

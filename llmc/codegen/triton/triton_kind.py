@@ -19,7 +19,7 @@ from llmc.codegen.triton.memory_fit import check_memory, fitting_sequences
 from llmc.engine_format.engine_kinds import GRAPH_NAME
 from llmc.engine_format.reader import PROGRAMS
 from llmc.engine_format.writer import EngineWriter
-from llmc.formats.schemes import TokenDefault
+from llmc.formats.schemes import DEFAULT_TOKENS, TokenDefault
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.source_line import source_line
 from llmc.options import BuildOptions
@@ -31,15 +31,13 @@ from llmc.targets import GpuTarget
 # The file with the nodes that lowering for a GPU did not fuse, and why.
 LOWERING_NAME = "report/lowering.json"
 
-_TOKENS = TokenDefault(group=None)
-
 
 @dataclass(frozen=True)
 class TritonKind:
     target: GpuTarget
     dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.float16, torch.bfloat16)
     has_stages: bool = False
-    tokens: TokenDefault = _TOKENS
+    tokens: TokenDefault = DEFAULT_TOKENS
 
     def check(self, options: BuildOptions) -> None:
         """Raise ToolchainError without Triton, OptionError for a scheme or KV cache that the kernels lack."""

@@ -78,11 +78,12 @@ def blocked_in_rows(data: Tensor, slot: WeightSlot, weight: WeightOf) -> Tensor:
         unsigned = _unsigned(data, slot, record.bits)
         return unsigned if record.integers is None else unsigned.view(torch.int8) - record.unsigned_shift
     assert record.steps is not None, f"{weight.format} has no steps"
-    bits = data.view(slot.shape)[..., None] >> torch.arange(8, dtype=torch.uint8) & 1
-    each = bits.view(slot.shape[0], -1, 1 + record.has_minimum, record.steps.bits).int() << torch.arange(
-        record.steps.bits
+    bits = (data.view(slot.shape[0], -1, 1) >> torch.arange(8, dtype=torch.uint8) & 1).flatten(1)
+    fields = bits[:, : slot.shape[1] * record.step_field_bits].unflatten(
+        -1, (-1, 1 + record.has_minimum, record.steps.bits)
     )
-    steps = each.sum(-1)[..., STEP_PARTS.index(weight.part)]
+    each = fields.int() << torch.arange(record.steps.bits)
+    steps: Tensor = each.sum(-1)[..., STEP_PARTS.index(weight.part)]
     return (steps + (record.steps.least if weight.part == "scale_steps" else 0)).to(torch.int8)
 
 
