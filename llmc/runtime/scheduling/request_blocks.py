@@ -95,17 +95,19 @@ class RequestBlocks:
             group.pool.release(blocks, least=True)
         cuts.leaving.clear()
 
-    def fitting(self, request: Request, tokens: int, rows: int) -> int:
+    def fitting(self, request: Request, tokens: int, rows: int, found: Sequence[int] = ()) -> int:
         """Number of pending tokens that the request can compute in a step with room for `tokens` tokens and `rows` rows
-        of logits, up to the next cut of one of its tables."""
-        return request.fitting(min(tokens, self.until_cut(request)), rows)
+        of logits, up to the next cut of one of its tables. found: as of `until_cut`."""
+        return request.fitting(min(tokens, self.until_cut(request, found)), rows)
 
-    def until_cut(self, request: Request) -> int:
-        """How many tokens may follow those that the request has computed until one of its tables is cut."""
-        found, tables = self._limits.max_model_len, request.standing.groups
+    def until_cut(self, request: Request, found: Sequence[int] = ()) -> int:
+        """How many tokens may follow those that the request has computed until one of its tables is cut. found: blocks
+        that a request without tables is to start behind."""
+        count, tables = self._limits.max_model_len, request.standing.groups
         for index, group in enumerate(self.groups):
-            found = min(found, group.until_cut(request, request.computed, tables[index] if tables else None))
-        return found
+            table = tables[index] if tables else group.cut_table(found, len(found))
+            count = min(count, group.until_cut(request, request.computed, table))
+        return count
 
     def can_start(self, request: Request, found: Sequence[int], others: Sequence[Request]) -> bool:
         """Whether there is room for a request behind the found blocks, and for the blocks that the running requests of
