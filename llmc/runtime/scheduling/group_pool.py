@@ -9,6 +9,7 @@ from llmc.runtime.engine_stats import GroupStats
 from llmc.runtime.requests.request import Request
 from llmc.runtime.requests.request_state import GroupTable
 from llmc.runtime.scheduling.block_pool import BlockPool
+from llmc.runtime.scheduling.cut_tables import CutTables
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,8 @@ class GroupPool:
     """One group's pool of `count` blocks, which keeps the blocks that the group's policy needs.
 
     A full block keeps as its content the block of group 0 with the same tokens, so a hit on that block finds both. So
-    this pool knows no digests, and it forgets what the prefix cache forgets.
+    this pool knows no digests, and it forgets what the prefix cache forgets. Tables that were cut are kept whole
+    (cut_tables.py).
 
     Args:
         policy: what the group's caches keep of a sequence.
@@ -51,6 +53,7 @@ class GroupPool:
         self._pinned = limits.blocks_for(self._visible.pinned)
         # By block of group 0.
         self._kept: dict[int, int] = {}
+        self._cut_tables = CutTables(self.pool)
         self._on_loss: Callable[[Sequence[int], Sequence[int]], None] | None = None
 
     @property
@@ -121,8 +124,8 @@ class GroupPool:
     ) -> int | None:
         """The last place in the first `end` whose block the next token sees and this pool lacks; None if it has all.
 
-        A table that was cut is not offered to others, so places from the last one before the first cut on count as
-        lacking.
+        Behind the first cut a request begins where a table was kept (cut_tables.py), or else before the last block in
+        front of that cut.
 
         Args:
             found_blocks: blocks of group 0, of the first places.
@@ -130,11 +133,27 @@ class GroupPool:
         """
         until_cut = self.until_cut(request, end * self._size)
         if until_cut <= 0:
-            return end - 1 + until_cut // self._size
+            return self._after_cut(found_blocks, end, end - 1 + until_cut // self._size)
         return next((place for place in reversed(self.absent(found_blocks, end)) if not elsewhere(place)), None)
+
+    def _after_cut(self, found_blocks: Sequence[int], end: int, before: int) -> int | None:
+        """Return None if a cut table ends with the first `end` places, else the most places that one ends with, or before."""
+        ends = (
+            place + 1
+            for place in range(min(end, len(found_blocks)) - 1, before, -1)
+            if found_blocks[place] in self._cut_tables
+        )
+        last = next(ends, before)
+        return None if last == end else last
+
+    def cut_table(self, found_blocks: Sequence[int], end: int) -> GroupTable | None:
+        """The cut table that ends with the first `end` places; None if there is none."""
+        return self._cut_tables.at(found_blocks[end - 1]) if 0 < end <= len(found_blocks) else None
 
     def absent(self, found_blocks: Sequence[int], end: int) -> list[int]:
         """The places among the first `end` whose blocks the next token attends to and this pool lacks."""
+        if self.cut_table(found_blocks, end) is not None:
+            return []
         known = len(found_blocks)
         return [place for place in self.places(end) if place >= known or found_blocks[place] not in self._kept]
 
@@ -144,10 +163,20 @@ class GroupPool:
 
     def revived(self, found_blocks: Sequence[int]) -> int:
         """Number of this group's blocks for these blocks of group 0 that have no holder."""
-        return sum(not self.pool.holders(self._kept[found_blocks[place]]) for place in self.places(len(found_blocks)))
+        table = self.cut_table(found_blocks, len(found_blocks))
+        blocks = (
+            [self._kept[found_blocks[place]] for place in self.places(len(found_blocks))]
+            if table is None
+            else table.blocks
+        )
+        return sum(not self.pool.holders(block) for block in blocks)
 
     def start(self, found_blocks: Sequence[int]) -> GroupTable:
         """The table of a request that starts after these blocks of group 0. The pool must hold all of them."""
+        table = self.cut_table(found_blocks, len(found_blocks))
+        if table is not None:
+            self.pool.share(table.blocks)
+            return table
         places, blocks = self.places(len(found_blocks)), [0] * len(found_blocks)
         for place in places:
             blocks[place] = self._kept[found_blocks[place]]
@@ -188,13 +217,16 @@ class GroupPool:
         Rows move to blocks that no one else reads: where others may find a block, another one takes its place if there
         is room, or else it is forgotten. The pool must have the blocks that are missing.
         """
-        self.keep(request, table, request.prefix.registered, request.computed // self._size)
+        full = request.computed // self._size
+        # Requests with the same prompt may need the last table that holds its end.
+        if not table.dropped or full == (request.prompt_length - 1) // self._size:
+            self.keep(request, table, request.prefix.registered, full)
         cut, before, leaving = self._cut(request, table), table.blocks.copy(), list[int]()
         room = self.pool.available - self.missing(request, table)
         for place in self._written(cut):
             block = before[place]
-            # Where no row leaves, keys and values stay as they are.
-            is_found = bool(cut.leaving) and self.pool.content(block) is not None
+            # Before the first row leaves, keys and values stay as they are, and others find only these.
+            is_found = bool(cut.leaving or table.dropped) and self.pool.content(block) is not None
             if self.pool.holders(block) > 1 or (is_found and room > 0):
                 room -= self.pool.holders(block) == 1
                 (table.blocks[place],) = self.pool.allocate(1)
@@ -217,7 +249,12 @@ class GroupPool:
 
     def keep(self, request: Request, table: GroupTable, begin: int, end: int) -> None:
         """Let others find the request's full blocks from `begin` to before `end`, by those of group 0."""
-        if request.salt is None or table.dropped:
+        if request.salt is None or (table.dropped and not self.policy(request).recomputes):
+            return
+        if table.dropped:
+            last = min(end, (self.until_cut(request, 0, table) - 1) // self._size)
+            places, gone = range(max(begin, table.cut_at // self._size), last), table.dropped // self._size
+            self._cut_tables.add(table, {request.standing.blocks[place]: place + 1 - gone for place in places})
             return
         for place in (*range(begin, min(end, self._pinned)), *range(max(begin, table.first), end)):
             block, own = request.standing.blocks[place], table.blocks[place]
@@ -226,11 +263,12 @@ class GroupPool:
 
     def move(self, block: int, other: int) -> None:
         """Two blocks of group 0 hold the same tokens, and only the other one will be found from now on."""
+        self._cut_tables.move(block, other)
         own = self._kept.pop(block, None)
         if own is None:
             return
         if other in self._kept:
-            self.pool.forget(own)
+            self._cut_tables.release(own)
         else:
             self._kept[other] = own
             self.pool.rename(own, other)
@@ -238,9 +276,10 @@ class GroupPool:
     def drop(self, blocks: Iterable[int]) -> None:
         """Drop the blocks that belong to these blocks of group 0, which are no longer found."""
         for block in blocks:
+            self._cut_tables.drop((block,))
             own = self._kept.pop(block, None)
             if own is not None:
-                self.pool.forget(own)
+                self._cut_tables.release(own)
 
     def _cut(self, request: Request, table: GroupTable) -> Cut:
         return self.policy(request).cut(_progress(request, table))
@@ -261,8 +300,9 @@ class GroupPool:
     def _forget(self, block: int) -> None:
         """Remove the block from the blocks that requests can find."""
         content = self.pool.content(block)
-        assert isinstance(content, int)
-        del self._kept[content]
+        if isinstance(content, int):
+            del self._kept[content]
+        self._cut_tables.lose((block,))
         self.pool.forget(block)
 
     def _slot(self, blocks: Sequence[int], row: int) -> int:
@@ -273,11 +313,12 @@ class GroupPool:
         return max(self._pinned, self._visible.first(max(0, row - self._slack)) // self._size)
 
     def _lose(self, blocks: Sequence[int], contents: Sequence[object]) -> None:
-        firsts = [block for block in contents if isinstance(block, int)]
+        plain = {own: first for own, first in zip(blocks, contents, strict=True) if isinstance(first, int)}
         if self._on_loss is not None:
-            self._on_loss(blocks, firsts)
-        for block in firsts:
-            del self._kept[block]
+            self._on_loss([*plain], [*plain.values()])
+        for first in plain.values():
+            del self._kept[first]
+        self._cut_tables.lose(blocks)
 
 
 def _progress(request: Request, table: GroupTable | None) -> Progress:

@@ -95,17 +95,21 @@ class RequestBlocks:
             group.pool.release(blocks, least=True)
         cuts.leaving.clear()
 
-    def fitting(self, request: Request, tokens: int, rows: int) -> int:
+    def fitting(self, request: Request, tokens: int, rows: int, found_blocks: Sequence[int] = ()) -> int:
         """Number of pending tokens that the request can compute in a step with room for `tokens` tokens and `rows` rows
-        of logits, up to the next cut of one of its tables."""
-        return request.fitting(min(tokens, self.until_cut(request)), rows)
+        of logits, up to the next cut of one of its tables. found_blocks: as of `until_cut`."""
+        return request.fitting(min(tokens, self.until_cut(request, found_blocks)), rows)
 
-    def until_cut(self, request: Request) -> int:
-        """Return the number of tokens that may follow the computed ones before one of the request's tables is cut."""
-        found, tables = self._limits.max_model_len, request.standing.groups
+    def until_cut(self, request: Request, found_blocks: Sequence[int] = ()) -> int:
+        """Return the number of tokens that may follow the computed ones before one of the request's tables is cut.
+
+        found_blocks: blocks after which a request without tables is to start.
+        """
+        count, tables = self._limits.max_model_len, request.standing.groups
         for index, group in enumerate(self.groups):
-            found = min(found, group.until_cut(request, request.computed, tables[index] if tables else None))
-        return found
+            table = tables[index] if tables else group.cut_table(found_blocks, len(found_blocks))
+            count = min(count, group.until_cut(request, request.computed, table))
+        return count
 
     def can_start(self, request: Request, found_blocks: Sequence[int], others: Sequence[Request]) -> bool:
         """Whether there is room for a request after the found blocks, and for the blocks that the running requests of

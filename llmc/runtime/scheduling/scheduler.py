@@ -344,7 +344,7 @@ class Scheduler:
             found = self.prefix_cache.match(request)
         known = len(found)
         own.computed = known * self.block_size
-        count = self._blocks.fitting(request, outline.tokens, outline.rows)
+        count = self._blocks.fitting(request, outline.tokens, outline.rows, found)
         if not count or (self._whole_texts and count < request.pending):
             own.computed = 0
             return False
