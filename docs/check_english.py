@@ -14,7 +14,7 @@ import re
 import sys
 import tokenize
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from docs.english_patterns import PATTERNS, EnglishPattern
@@ -28,10 +28,14 @@ _CONTEXT = 50
 
 @dataclass(frozen=True)
 class Paragraph:
-    """Prose of a file: the line on which it begins, and its text on one line."""
+    """Prose of a file: the line on which it begins, and its text on one line.
+
+    begins_function: whether it begins the docstring of a function that is not a GPU kernel.
+    """
 
     line: int
     text: str
+    begins_function: bool = False
 
 
 @dataclass(frozen=True)
@@ -56,6 +60,8 @@ def findings(paths: Iterable[Path]) -> Iterator[EnglishFinding]:
     for path in sorted(file for root in paths for file in _files(root)):
         for paragraph in paragraphs(path):
             for pattern in PATTERNS:
+                if pattern.only_functions and not paragraph.begins_function:
+                    continue
                 for match in pattern.pattern.finditer(paragraph.text):
                     around = paragraph.text[max(0, match.start() - _CONTEXT) : match.end() + _CONTEXT]
                     yield EnglishFinding(path, paragraph.line, around, pattern)
@@ -122,6 +128,13 @@ def _strings(text: str) -> Iterator[Paragraph]:
         and node.body
         and isinstance(node.body[0], ast.Expr)
     }
+    of_functions = {
+        id(node.body[0].value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and isinstance(node.body[0], ast.Expr)
+        and "triton.jit" not in map(ast.unparse, node.decorator_list)
+    }
     for node in ast.walk(tree):
         if isinstance(node, ast.JoinedStr):
             message = "".join(part.value if _is_text(part) else "`x`" for part in node.values)  # type: ignore[attr-defined]
@@ -130,7 +143,9 @@ def _strings(text: str) -> Iterator[Paragraph]:
         elif _is_text(node) and id(node) not in inside_formatted:
             value: str = node.value  # type: ignore[attr-defined]
             if id(node) in documents:
-                yield from _split(node.lineno, value)  # type: ignore[attr-defined]
+                first, *rest = _split(node.lineno, value)  # type: ignore[attr-defined]
+                yield replace(first, begins_function=id(node) in of_functions)
+                yield from rest
             elif "\n" not in value and value.count(" ") > 1:
                 yield Paragraph(node.lineno, _without_code(value))  # type: ignore[attr-defined]
 

@@ -30,6 +30,7 @@ class EnglishPattern:
         example: A sentence that the pattern catches.
         instead: What to write instead.
         allowed: A sentence that looks like it and is plain English, which the pattern must not catch.
+        only_functions: Whether the pattern is for the beginning of functions' docstrings only.
     """
 
     name: str
@@ -37,10 +38,13 @@ class EnglishPattern:
     example: str
     instead: str
     allowed: str | None = None
+    only_functions: bool = False
 
 
-def _pattern(name: str, pattern: str, example: str, instead: str, allowed: str | None = None) -> EnglishPattern:
-    return EnglishPattern(name, re.compile(pattern), example, instead, allowed)
+def _pattern(
+    name: str, pattern: str, example: str, instead: str, allowed: str | None = None, *, only_functions: bool = False
+) -> EnglishPattern:
+    return EnglishPattern(name, re.compile(pattern), example, instead, allowed, only_functions)
 
 
 PATTERNS = (
@@ -168,5 +172,43 @@ PATTERNS = (
         "the prompt has 1 tokens",
         "1 token",
         allowed="the attention of layer 1 passes its own mask, for k + 1 rows",
+    ),
+    _pattern(
+        "fragment in place of a function",
+        r"^(?:How|By|In|Why|At|As|With|Without|Where|Which|Into|For|Until|Copied|Both|Another|Nothing|None|Never)\b",
+        "How many blocks the cache gets.",
+        "say what the function returns or does: Return the number of blocks of the cache.",
+        allowed="Whether the request may start. None if it may.",
+        only_functions=True,
+    ),
+    _pattern(
+        "behind, for after",
+        r"\b(?:tokens?|rows?|blocks?|caches|groups?|ones|begins?|starts?|queued|right|each|keys?|axes|nodes?|ops?|"
+        r"bytes?|bits?|stages?|norms?) behind (?!the window\b|masks?\b)",
+        "the groups of caches behind the first",
+        "after",
+        allowed="blocks behind the window are freed",
+    ),
+    _pattern(
+        "none of",
+        r"\b(?:is|are) none (?:of (?!that name\b)|that\b)",
+        "a tensor that is none of this architecture's",
+        "is not one of, does not belong to, no tensor that",
+        allowed="CheckpointError if there is none of that name",
+    ),
+    _pattern("None where", r"\bNone where\b", "the directory; None where there is no cache", "None if"),
+    _pattern("not there", r"\b(?:is|was|were) not there\b", "if the file is not there", "does not exist, is missing"),
+    _pattern(
+        "looked at",
+        r"\b(?:is|are|was|were|be|been) looked at\b|(?:^|(?<=[.:!?] ))Looked at\b|"
+        r"\b[Ll]ooks? at (?:its?|them|their|some|inputs)\b",
+        "The next candidate is looked at.",
+        "is examined, is checked, is read",
+    ),
+    _pattern(
+        "vague verb",
+        r"\b(?:can|may|could) be had\b|\blets? go of\b|\bof no use\b|\band the like\b",
+        "a rank that is of no use any more, and the like",
+        "is available, releases, is not needed, and similar ones",
     ),
 )

@@ -91,7 +91,7 @@ def compile(
         tokenizer: The tokenizer of a model object, or a replacement for a directory's own: a fast tokenizer of
             transformers, a tokenizers.Tokenizer, or a directory.
         executor: As in `llmc.load`.
-        parallel: "auto" divides the model among `ranks` as the simulator finds best (docs/parallel.md).
+        parallel: "auto" divides the model among `ranks` as the simulator finds best (docs/simulation.md).
         ranks: With `parallel`, the number of ranks.
         memory: With `parallel`, the memory of a rank in GB, by default the target's.
         trace: With `parallel`, a file with the load, by default 200 requests at once.
@@ -311,7 +311,8 @@ def run_passes(
 def packed(
     slot: WeightSlot, recipe: SlotRecipe, source: WeightSource, finite: FiniteWeights, kind: TargetKind, rank: int = 0
 ) -> Tensor:
-    """One weight of a rank in kernel layout; the checkpoint's tensors are read now and dropped after."""
+    """Return one weight of a rank in kernel layout. The checkpoint's tensors are read by this call and dropped after
+    it."""
 
     def value(part: Recipe) -> Tensor:
         return finite.look(stored_names(part), evaluate(part, finite.reading(source), rank))
@@ -323,7 +324,7 @@ def packed(
     tensor = value(recipe)
     if tuple(tensor.shape) != slot.shape:
         raise PassError(
-            f"weight {slot.name} is {list(tensor.shape)}, where the graph has {list(slot.shape)}",
+            f"weight {slot.name} is {list(tensor.shape)}, but the graph has {list(slot.shape)}",
             at=", ".join(stored_names(recipe)),
             fix="the pass that made its recipe has to give its placeholder that shape",
         )
@@ -347,7 +348,7 @@ def check_ids(weight: Tensor, slot: WeightSlot, names: Sequence[str]) -> None:
 
 
 def filled(packed: Tensor, slot: WeightSlot) -> Tensor:
-    """With zeros behind it where a rank has fewer elements than the slot has room for."""
+    """Append zeros if a rank has fewer elements than the slot has room for."""
     if not slot.layout.is_sparse:
         return packed
     return torch.nn.functional.pad(packed, (0, slot.nbytes // packed.dtype.itemsize - len(packed)))

@@ -116,7 +116,12 @@ class ModelFailureError(RequestError):
 
 
 def words_of(error: BaseException, most: int = 200) -> str:
-    """The message of an exception, on one line of at most `most` characters; empty if formatting it fails."""
+    """Return the message of an exception, on one line; empty if formatting it fails.
+
+    Args:
+        error: The exception.
+        most: Maximum number of characters.
+    """
     try:
         said = error.problem if isinstance(error, LlmcError) else str(error)
         # Half of a surrogate pair could not be printed.
@@ -127,12 +132,23 @@ def words_of(error: BaseException, most: int = 200) -> str:
 
 
 def bad_value(name: str, value: object, fix: str) -> OptionError:
-    """The error for a keyword argument with an invalid value."""
+    """Return the error for a keyword argument with an invalid value.
+
+    Args:
+        name: The argument's name.
+        value: Its value.
+        fix: The advice for the user.
+    """
     return OptionError(f"{name} cannot be {value!r}", at=f"{name}={value!r}", fix=fix)
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """The start of a fix for an unknown name: the most similar known name, or nothing if none is similar."""
+    """Return the start of a fix for an unknown name: the most similar known name, or nothing if none is similar.
+
+    Args:
+        name: The unknown name.
+        known: The known names.
+    """
     import difflib  # Here, because few processes come to need it.
 
     near = difflib.get_close_matches(name, list(known), n=1)

@@ -246,7 +246,7 @@ def is_dtype(text: str) -> bool:
 
 
 def build_defaults() -> dict[str, Any]:
-    """Each build option's default, by name."""
+    """Return each build option's default, by name."""
     return {name: field.default for name, field in BuildOptions.model_fields.items()}
 
 

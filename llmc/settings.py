@@ -33,7 +33,7 @@ class Settings:
     (LLMC_DEBUG=1): tracebacks for errors. threads (LLMC_THREADS): of the CPU engine; None is one per available
     processor. dump (LLMC_DUMP): where the graph after every pass is written as text; None for nowhere. api_key
     (LLMC_API_KEY): of `llmc serve` and of the clients that llmc has for it. capture_cache (LLMC_CAPTURE_CACHE).
-    rank_start_seconds (LLMC_RANK_START_SECONDS): until every rank of an engine has come up. rank_stall_seconds
+    rank_start_seconds (LLMC_RANK_START_SECONDS): until every rank of an engine has started. rank_stall_seconds
     (LLMC_RANK_STALL_SECONDS): that one may keep the others waiting within a step. ptx_instructions
     (LLMC_PTX_INSTRUCTIONS): of a block, after which executor="ptx" calls a kernel endless. run_ahead (LLMC_RUN_AHEAD=1
     switches it on): whether a GPU's next step is queued before the tokens of the last one are read.

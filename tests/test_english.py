@@ -13,8 +13,10 @@ from tests.documentation import ROOT
 
 @pytest.mark.parametrize("pattern", PATTERNS, ids=lambda pattern: pattern.name)
 def test_a_pattern_finds_its_example(pattern: EnglishPattern, tmp_path: Path) -> None:
-    page = tmp_path / "page.md"
-    page.write_text(f"# A page\n\nAll is well here. {pattern.example}\n")
+    if pattern.only_functions:
+        (tmp_path / "source.py").write_text(f'def f() -> None:\n    """{pattern.example}"""\n')
+    else:
+        (tmp_path / "page.md").write_text(f"# A page\n\nAll is well here. {pattern.example}\n")
     assert pattern.name in {finding.pattern.name for finding in findings([tmp_path])}
 
 
@@ -42,6 +44,15 @@ def test_prose_of_a_source_is_its_comments_docstrings_and_messages(tmp_path: Pat
         (3, "A second paragraph."),
         (10, "the file `x` has no header"),
     ]
+
+
+def test_docstrings_of_gpu_kernels_may_begin_with_a_fragment(tmp_path: Path) -> None:
+    """Engines for GPUs hold their source."""
+    source = tmp_path / "source.py"
+    source.write_text(
+        '@triton.jit\ndef kernel():\n    """How many rows."""\n\n\ndef rows():\n    """How many rows."""\n'
+    )
+    assert [finding.line for finding in findings([source])] == [7]
 
 
 def test_code_of_a_page_is_not_prose(tmp_path: Path) -> None:

@@ -79,7 +79,7 @@ USES = (
     Use("passes MODEL", ("torch", "hf")),
     Use("diff ENGINE ENGINE"),
     Use("diff MODEL --length 4 --passes fuse_rms_norm", ("torch", "hf")),
-    # Nothing is wrong with the model, so that there is nothing to find.
+    # Nothing is wrong with the model, so that the search has nothing to find.
     Use("bisect MODEL --length 4 --tolerance 1 -o OUT.bisect", ("torch", "hf"), fails_with="nothing to find"),
     Use("viz ENGINE --format dot -o OUT.dot"),
     Use("viz ENGINE --format json -o OUT.json"),

@@ -59,7 +59,7 @@ def test_parameters_are_given_once() -> None:
         with pytest.raises(RequestError, match="max_tokens=5 was given with a SamplingParams") as caught:
             params_of_each(2, given, {"max_tokens": 5})
         assert caught.value.fix is not None and "dataclasses.replace(params, max_tokens=5)" in caught.value.fix
-    with pytest.raises(RequestError, match="sampling_params is not how a SamplingParams is given"):
+    with pytest.raises(RequestError, match="sampling_params is not a sampling parameter"):
         params_of_each(1, None, {"sampling_params": params})  # type: ignore[typeddict-unknown-key]
     with pytest.raises(RequestError, match="unknown sampling parameter 'max_token'"):
         params_of_each(1, None, {"max_token": 5})  # type: ignore[typeddict-unknown-key]

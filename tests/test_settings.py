@@ -10,7 +10,7 @@ from llmc.errors import OptionError
 from llmc.settings import CaptureCache, read_settings
 
 
-def test_defaults() -> None:
+def test_unset_variables_have_defaults() -> None:
     settings = read_settings({"HOME": "/h"})
     assert settings.cache_dir == Path("~/.cache/llmc").expanduser()
     assert settings.debug is False and settings.threads is None
@@ -18,7 +18,7 @@ def test_defaults() -> None:
     assert read_settings({"LLMC_THREADS": "", "LLMC_CACHE_DIR": ""}) == settings
 
 
-def test_values() -> None:
+def test_variables_are_read() -> None:
     settings = read_settings({"LLMC_CACHE_DIR": "/c", "LLMC_DEBUG": "1", "LLMC_THREADS": "3"})
     assert settings.capture_cache is CaptureCache.CLEAN
     for value, meant in (("0", CaptureCache.OFF), ("1", CaptureCache.CLEAN), ("always", CaptureCache.ALWAYS)):
@@ -32,7 +32,7 @@ def test_values() -> None:
     ("text", "nbytes"),
     [("", None), ("0", 0), ("1000", 1000), ("20GiB", 20 << 30), ("500 MiB", 500 << 20), ("3g", 3 * 10**9), ("7B", 7)],
 )
-def test_sizes(text: str, nbytes: int | None) -> None:
+def test_sizes_have_units(text: str, nbytes: int | None) -> None:
     assert read_settings({"LLMC_CACHE_SIZE": text}).cache_bytes == nbytes
 
 

@@ -94,7 +94,7 @@ def test_an_unknown_name_lists_the_known_ones() -> None:
         ("NVIDIA GeForce RTX 5090", (12, 0), False, None),
     ],
 )
-def test_devices(name: str, capability: tuple[int, int], is_hip: bool, found: str | None) -> None:
+def test_a_device_has_its_target(name: str, capability: tuple[int, int], is_hip: bool, found: str | None) -> None:
     target = match_device(name, capability, is_hip=is_hip)
     assert (None if target is None else target.name) == found
 

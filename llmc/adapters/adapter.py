@@ -39,8 +39,8 @@ class LoraModule:
 
 @dataclass(frozen=True)
 class Adapter:
-    """modules: LoRA factors by the tail of the module's name. whole: weights that replace the model's, by the same
-    tails. digest: a digest of the contents, independent of the adapter's name."""
+    """A LoRA adapter. modules: LoRA factors by the tail of the module's name. whole: weights that replace the model's,
+    by the same tails. digest: a digest of the contents, independent of the adapter's name."""
 
     directory: Path
     file: SafetensorsFile

@@ -52,7 +52,8 @@ class PeftConfig:
 
 
 def read_config(directory: Path) -> PeftConfig:
-    """Raises AdapterError with the reason if it is not a LoRA adapter, or of a kind that llmc does not support."""
+    """Read the config of a LoRA adapter. Raises AdapterError with the reason if it is not one, or of a kind that llmc
+    does not support."""
     file = directory / CONFIG
     values = _object(file)
     kind = values.get("peft_type")
@@ -117,7 +118,8 @@ def _rank(value: Any, file: Path) -> int:
 
 
 def _pattern(text: str, file: Path) -> re.Pattern[str]:
-    """As PEFT matches it. Expressions that could take forever on a name of some words are refused."""
+    """Compile a pattern of module names, which matches as in PEFT. Expressions that could take forever on a long name
+    are refused."""
     if len(text) > 200 or len(re.findall(r"[*+{]", text)) > 3 or re.search(r"\)[*+{]|\\\d|\(\?", text):
         raise AdapterError(
             f"the pattern {text!r:.80} repeats too much", at=f"{file}: alpha_pattern", fix="name modules"

@@ -86,7 +86,7 @@ def survey(model_type: str, class_name: str, target: str) -> Outcome:
 
 
 def outcome_json(outcome: Outcome) -> dict[str, Any]:
-    """Plain data."""
+    """Return an outcome as plain data."""
     return {**asdict(outcome), "verdict": outcome.verdict.value}
 
 

@@ -147,7 +147,7 @@ _OVERRIDES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 
 def architectures() -> Iterator[tuple[str, str]]:
     """(model type, class name) of each class in transformers' causal mapping, in the order of their model types, each
-    with its variants behind it."""
+    with its variants after it."""
     import_transformers()
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
@@ -191,7 +191,8 @@ def tiny_settings(model_type: str, config_class: Any, variant: Mapping[str, Any]
 
 
 def _each_kind_of_layer(known: Mapping[str, Any]) -> dict[str, Any]:
-    """One layer of each kind that the default configuration has, since its first two may be of the same."""
+    """Return layer kinds with one layer of each kind of the default configuration, whose first two may be of one
+    kind."""
     kinds = {key: list(dict.fromkeys(known.get(key) or ())) for key in _LAYER_KINDS}
     kinds = {key: found for key, found in kinds.items() if len(found) > 1}
     if not kinds:
@@ -216,7 +217,7 @@ def tiny_architecture(name: str) -> Any:
         count = _parameters(model_class, config)
     if count > _PARAMETERS:
         raise CaptureError(
-            f"the small configuration of {name!r} has {count:,} parameters: some of its sizes are not known here",
+            f"the small configuration of {name!r} has {count:,} parameters: llmc cannot reduce all of its sizes",
             at=f"model type {name!r}",
             fix="pass a model of this architecture: llmc explain MODEL",
         )

@@ -10,7 +10,7 @@ _LINE = re.compile(
 
 @dataclass(frozen=True)
 class DraftCounts:
-    """drafts: proposals of one or more tokens, each to a request in a step."""
+    """Counts of drafts and of accepted tokens. drafts: proposals of one or more tokens, each to a request in a step."""
 
     drafts: int
     draft_tokens: int

@@ -8,7 +8,8 @@ from llmc.errors import OptionError
 
 @dataclass(frozen=True, kw_only=True)
 class PromptShape:
-    """input_len: tokens of a prompt without its shared prefix. output_len: tokens to generate.
+    """The lengths of generated prompts and outputs. input_len: tokens of a prompt without its shared prefix.
+    output_len: tokens to generate.
 
     range_ratio: lengths are drawn evenly from (1 - ratio) to (1 + ratio) times those. prefix_len: tokens that all
     prompts of a group share; prefix_groups: number of groups, to which requests are assigned cyclically.

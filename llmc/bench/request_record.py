@@ -9,7 +9,7 @@ class RequestRecord:
     """The record of one request. Times are in seconds of time.perf_counter(). pieces: arrival time of each piece of
     output.
 
-    error: why it failed, None if it did not. cached_tokens: of the prompt, None where the server does not say.
+    error: why it failed, None if it did not. cached_tokens: of the prompt, None if the server does not say.
     """
 
     sent: float
@@ -22,7 +22,7 @@ class RequestRecord:
 
     @property
     def first_token(self) -> float | None:
-        """Seconds to the first token."""
+        """The time to the first token, in seconds."""
         return self.pieces[0] - self.sent if self.pieces else None
 
     @property
@@ -32,7 +32,7 @@ class RequestRecord:
 
     @property
     def total(self) -> float:
-        """Seconds from the request to its last piece."""
+        """The time from the request to its last piece, in seconds."""
         return self.ended - self.sent
 
     def seconds(self, latency: str) -> list[float]:

@@ -63,5 +63,6 @@ def _address(process: subprocess.Popen[str], engine: Path) -> str:
 
 
 def _plain() -> dict[str, str]:
-    """Without colors and line wrapping, so that the address can be read; and without an API key."""
+    """Return an environment without colors and line wrapping, so that the address can be read, and without an API
+    key."""
     return {**{k: v for k, v in worker_environment().items() if k != "LLMC_API_KEY"}, "NO_COLOR": "1", "COLUMNS": "400"}

@@ -30,9 +30,10 @@ class Latency:
 
 @dataclass(frozen=True)
 class Summary:
-    """duration: seconds. throughputs: per second. goodput: requests per second that met every goal; None without goals.
+    """The figures of a load test. duration: seconds. throughputs: per second. goodput: requests per second that met
+    every goal; None without goals.
 
-    prefix_hit_rate: share of prompt tokens found in the server's prefix cache, None where it does not say.
+    prefix_hit_rate: share of prompt tokens found in the server's prefix cache, None if it does not say.
     """
 
     completed: int
@@ -49,7 +50,7 @@ class Summary:
     first_error: str | None
 
     def to_json(self) -> dict[str, Any]:
-        """With vLLM's names for the latencies (mean_ttft_ms, …)."""
+        """Return the summary as plain data, with vLLM's names for the latencies (mean_ttft_ms, …)."""
         figures = {name: value for name, value in vars(self).items() if name != "latencies"}
         for name, latency in self.latencies.items():
             figures |= {f"{kind}_{name}_ms": value for kind, value in vars(latency).items()}
@@ -87,7 +88,7 @@ def latency(seconds: Sequence[float]) -> Latency:
 
 
 def parse_goals(texts: Sequence[str]) -> dict[str, float]:
-    """`ttft:200 tpot:50` as milliseconds by name."""
+    """Parse goals such as `ttft:200 tpot:50` to milliseconds by name."""
     goals: dict[str, float] = {}
     for text in texts:
         name, _, value = text.partition(":")

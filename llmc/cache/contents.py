@@ -67,7 +67,7 @@ class CacheEntry:
 
 
 def cache_entries(root: Path, *kinds: CacheKind) -> list[CacheEntry]:
-    """All entries of these kinds, or of all, in the order of kinds and names."""
+    """Return all entries of these kinds, or of all kinds, in the order of kinds and names."""
     places = [(kind, path) for kind in kinds or CacheKind for path in entry_paths(root / kind.value)]
     return [entry for kind, path in places for entry in _described(kind, path)]
 
@@ -81,7 +81,8 @@ def entry_paths(folder: Path) -> list[Path]:
 
 
 def cache_limit(root: Path, total: int, chosen: int | None) -> int:
-    """How many bytes all entries may take together. total: that they take now. chosen: by the user, who decides.
+    """Return the number of bytes that all entries may take together. total: bytes that they take now. chosen: the
+    user's limit.
 
     Without, it is 50 GB, but at most half of the room that the cache and the disk's free space make up.
     """
@@ -144,7 +145,8 @@ def _remove(path: Path) -> None:
 
 
 def _described(kind: CacheKind, path: Path) -> Iterator[CacheEntry]:
-    """Nothing for an entry that has just gone. A file was used when it was read, a directory when a file in it was."""
+    """Yield the entry at a path; nothing if it was deleted meanwhile. The last use is the access time of a file, or of
+    the last file in a directory."""
     with suppress(OSError):
         status = path.lstat()
         inside = [each.lstat() for each in path.rglob("*")] if stat.S_ISDIR(status.st_mode) else []

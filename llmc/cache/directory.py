@@ -57,7 +57,7 @@ class CacheDirectory:
         *,
         turn: str | None = None,
     ) -> Path:
-        """The entry of that name, marked as used; `make(path)` puts it there, whole, if it is not there or not whole.
+        """Return the entry of that name, marked as used; `make(path)` creates it if it is missing or incomplete.
 
         Processes that create the same entry wait for each other, as do all with the same `turn`. Raises OptionError for
         an entry that another user owns or may write, and any exception of `make`.
@@ -77,7 +77,7 @@ class CacheDirectory:
         return path
 
     def read_text(self, name: str) -> str | None:
-        """A text entry, marked as used; None if there is none that is whole. Raises OptionError for one that others own
+        """A text entry, marked as used; None if there is no complete one. Raises OptionError for one that others own
         or may write."""
         path = self.path / name
         self.check(path)
@@ -171,5 +171,5 @@ def _digest(text: str) -> str:
 
 
 def _mark_used(path: Path) -> None:
-    with suppress(OSError):  # It may have just gone, or the disk may be read-only.
+    with suppress(OSError):  # It may have just been deleted, or the disk may be read-only.
         os.utime(path)

@@ -4,7 +4,7 @@ from importlib import metadata
 
 
 def installed_version(package: str) -> str | None:
-    """As its distribution says; None if there is none of that name."""
+    """Return the version of a package's distribution; None if there is none of that name."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

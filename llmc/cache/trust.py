@@ -12,7 +12,7 @@ _OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 def make_private(folder: Path) -> None:
-    """Make a folder that only this user may enter; one that is there must be this user's. Raises OptionError."""
+    """Make a folder that only this user may enter. An existing one must belong to this user. Raises OptionError."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         folder.mkdir(mode=0o700, exist_ok=True)
@@ -28,7 +28,7 @@ def make_private(folder: Path) -> None:
 
 
 def distrust(path: Path) -> str | None:
-    """Why a file or directory with all that is in it is not to be used; None if it may be, or is not there."""
+    """Return why a file or directory with all that is in it is not to be used; None if it may be, or does not exist."""
     with suppress(FileNotFoundError):
         status = path.lstat()
         inside = path.rglob("*") if stat.S_ISDIR(status.st_mode) else ()

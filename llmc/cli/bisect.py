@@ -113,7 +113,7 @@ def _reproduce(session: Session, culprit: Culprit, directory: Path, command: lis
 
 
 def _command_line(number: int) -> list[str]:
-    """This command again, for one rewrite only."""
+    """Return this command again, for one rewrite only."""
     kept = list(sys.argv[1:])
     for option in ("-o", "--output"):
         while option in kept:
@@ -129,7 +129,7 @@ def _show_probe(console: Console, whole: Outline, probe: Probe) -> None:
     console.print(Text(probe.outcome.detail), soft_wrap=True)
 
 
-def _report(console: Console, culprit: Culprit, found: Reproduction) -> None:
+def _report(console: Console, culprit: Culprit, reproduction: Reproduction) -> None:
     """Print the culprit and the location of its reproduction."""
     from llmc.debug.reproduction import title
 
@@ -143,11 +143,11 @@ def _report(console: Console, culprit: Culprit, found: Reproduction) -> None:
         line(f"  about {', '.join(rewrite.nodes) or 'the whole graph'}; made {', '.join(rewrite.made) or 'nothing'}")
         if rewrite.source is not None:
             line(f"  {rewrite.source}")
-    if found.local is not None:
-        line(f"  on its own inputs it changes its results by {found.local.relative:.1e} of its spread")
-    if found.error is not None:
-        line(f"  the resulting graph does not run: {found.error}")
-    line(f"{len(culprit.probes)} runs of the check; reproduction in {found.directory}:")
-    if (found.directory / "repro.py").exists():
-        line(f"  python {shlex.quote(str(found.directory / 'repro.py'))}")
-    line(f"  sh {shlex.quote(str(found.directory / 'check.sh'))}")
+    if reproduction.local is not None:
+        line(f"  on its own inputs it changes its results by {reproduction.local.relative:.1e} of its spread")
+    if reproduction.error is not None:
+        line(f"  the resulting graph does not run: {reproduction.error}")
+    line(f"{len(culprit.probes)} runs of the check; reproduction in {reproduction.directory}:")
+    if (reproduction.directory / "repro.py").exists():
+        line(f"  python {shlex.quote(str(reproduction.directory / 'repro.py'))}")
+    line(f"  sh {shlex.quote(str(reproduction.directory / 'check.sh'))}")

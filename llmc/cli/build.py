@@ -180,7 +180,7 @@ def _collector_paused() -> Iterator[None]:
 
 
 def passes_table(report: BuildReport) -> FittingTable:
-    """Each pass that rewrote or refused something."""
+    """Return a table of each pass that rewrote or refused something."""
     table = FittingTable("passes", (Column("pass"), *numeric("rewrites", "refused", ("nodes", 2), ("time", 1))))
     for record in report.passes:
         if record.rewrites or record.refusals:

@@ -69,21 +69,21 @@ def clear(
         console.print(f"in use, not removed: {entry.path}", markup=False)
 
 
-def _kind_table(found: list[CacheEntry]) -> FittingTable:
+def _kind_table(entries: list[CacheEntry]) -> FittingTable:
     counted = numeric(("entries", 2), "size", ("last used", 1))
     table = FittingTable("", (Column("kind"), *counted, Column("what", rank=3, wraps=True)))
     for kind in CacheKind:
-        of_kind = [entry for entry in found if entry.kind is kind]
+        of_kind = [entry for entry in entries if entry.kind is kind]
         if of_kind:
             size, used = sum(entry.nbytes for entry in of_kind), max(entry.used for entry in of_kind)
             table.add_row(kind.value, str(len(of_kind)), in_bytes(size), ago(time.time() - used), kind.holds)
     return table
 
 
-def _entry_table(found: list[CacheEntry]) -> FittingTable:
-    """Only names may be folded."""
+def _entry_table(entries: list[CacheEntry]) -> FittingTable:
+    """Return a table of entries, in which only names may be folded."""
     table = FittingTable("", (Column("kind", rank=2), Column("name"), *numeric("size", ("last used", 1))))
-    for entry in sorted(found, key=lambda entry: -entry.used):
+    for entry in sorted(entries, key=lambda entry: -entry.used):
         table.add_row(entry.kind.value, entry.path.name, in_bytes(entry.nbytes), ago(time.time() - entry.used))
     return table
 

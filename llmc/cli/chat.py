@@ -96,7 +96,7 @@ def talk(conversation: Conversation, console: Console) -> None:
 
 
 def _read_line(console: Console) -> str:
-    """One line of input; a backslash at its end continues it on the next line."""
+    """Read one line of input; a backslash at its end continues it on the next line."""
     lines = [console.input("[bold cyan]>[/] ") if sys.stdin.isatty() else input()]
     while lines[-1].endswith("\\"):
         lines[-1] = lines[-1][:-1]
@@ -122,7 +122,7 @@ def _answer(conversation: Conversation, console: Console) -> None:
 
 
 def _cut(conversation: Conversation, tokens: int) -> str:
-    """Why an answer ended after this number of tokens."""
+    """Return why an answer ended after this number of tokens."""
     if tokens >= int(conversation.settings["max_tokens"]):
         return f"cut after {tokens} tokens: /set max_tokens {2 * tokens} allows more"
     return f"cut after {tokens} tokens: the conversation fills the model's {conversation.limit}"

@@ -19,7 +19,7 @@ Message = dict[str, str]
 _SUMMARIZE = {"role": "user", "content": "Summarize our conversation up to now in a few sentences."}
 _SUMMARY = "A summary of the earlier conversation:"
 # Shares of the context: the room reserved for an answer, for a summary, and for the turns that are kept when some are
-# dropped. Turns are left out rarely, since the cached keys and values of those behind them are lost.
+# dropped. Turns are left out rarely, since the cached keys and values of those after them are lost.
 _ANSWER, _OF_SUMMARY, _KEPT = 1 / 4, 1 / 8, 3 / 4
 
 
@@ -34,8 +34,8 @@ class WhenFull(StrEnum):
 
 @dataclass
 class Conversation:
-    """turns: all messages. The model sees those from `first` on, and `summary` in place of the earlier ones. settings:
-    sampling settings of the answers."""
+    """A conversation on the terminal. turns: all messages. The model sees those from `first` on, and `summary` in place
+    of the earlier ones. settings: sampling settings of the answers."""
 
     prompt: ConversationPrompt
     settings: dict[str, Any]

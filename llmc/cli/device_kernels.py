@@ -10,21 +10,21 @@ from llmc.program import Launch, Program
 from llmc.targets import GpuTarget
 
 
-def device_kernels(program: Program, target: GpuTarget, found: StepPrediction) -> FittingTable:
-    """A row for each kernel. found: a step of the program on the target."""
+def device_kernels(program: Program, target: GpuTarget, prediction: StepPrediction) -> FittingTable:
+    """A row for each kernel. prediction: of a step of the program on the target."""
     title = (
-        f"{found.step} on {target.name}, predicted and not measured: {in_seconds(found.seconds)} in "
-        f"{counted(found.launches, 'launch')}, {in_bytes(found.bytes_moved)} ({found.bandwidth_share:.0%} of "
-        f"{in_rate(target.bandwidth)}), "
-        f"{found.flops / 1e12:.3g} TFLOP ({found.peak_share:.0%} of the matrix peak)"
+        f"{prediction.step} on {target.name}, predicted and not measured: {in_seconds(prediction.seconds)} in "
+        f"{counted(prediction.launches, 'launch')}, {in_bytes(prediction.bytes_moved)} "
+        f"({prediction.bandwidth_share:.0%} of {in_rate(target.bandwidth)}), "
+        f"{prediction.flops / 1e12:.3g} TFLOP ({prediction.peak_share:.0%} of the matrix peak)"
     )
     figures = numeric(("threads", 6), ("registers", 2), ("spills", 1), ("shared", 3), ("bytes", 4), "predicted")
     table = FittingTable(title, (Column("kernel"), Column("for", rank=5), *figures))
     launched = {launch.kernel for launch in program.launches}
     for kernel in program.kernels:
-        seconds = found.kernel_seconds.get(kernel.name)
+        seconds = prediction.kernel_seconds.get(kernel.name)
         predicted = "other steps" if seconds is None else in_seconds(seconds)
-        costs = in_bytes(found.kernel_bytes.get(kernel.name, 0.0)), predicted
+        costs = in_bytes(prediction.kernel_bytes.get(kernel.name, 0.0)), predicted
         if kernel.is_library and kernel.name in launched:
             table.add_row(kernel.name, "library", "", "", "", "", *costs)
         for arch, binary in kernel.binaries.items():

@@ -114,51 +114,53 @@ def parse_range(passes: str | None) -> tuple[str | None, str | None]:
     return first or None, (last or None) if dots else first
 
 
-def print_model(console: Console, name: str, found: ModelDifference, nodes: bool) -> None:
+def print_model(console: Console, name: str, difference: ModelDifference, nodes: bool) -> None:
     """Print one row per pass and the verdict. With nodes, also the rewrites of each pass that changed a bit."""
-    dtype = str(found.dtype).removeprefix("torch.")
+    dtype = str(difference.dtype).removeprefix("torch.")
     named = (Column(""), Column("pass"), Column("numerics", rank=6))
     numbers = numeric(("n", 5), ("max |Δ|", 3), ("mean |Δ|", 4), "relative", ("allowed", 1), ("top-1", 2))
-    table = FittingTable(f"{name}, {dtype}, on {counted(len(found.tokens), 'token')}", (*named, *numbers))
-    for each in found.passes:
+    table = FittingTable(f"{name}, {dtype}, on {counted(len(difference.tokens), 'token')}", (*named, *numbers))
+    for each in difference.passes:
         *figures, top1 = _cells(each.difference)
         cells = (each.name, each.numerics, str(each.count), *figures, f"{each.budget:.0e}", top1)
         table.add_row("✗" if each.is_over else "", *cells, style="bold red" if each.is_over else "")
     console.print(table)
-    for each in found.passes:
+    for each in difference.passes:
         if each.error is not None:
             console.print(Text(f"after {each.name}: {each.error}", style="red"), soft_wrap=True)
         if nodes:
             print_rewrites(console, each)
-    last = found.passes[-1].since_capture if found.passes else None
+    last = difference.passes[-1].since_capture if difference.passes else None
     if last is not None:
         console.print(f"from the captured graph to here: relative {_short(last.relative)}, top-1 {last.top1:.1%}")
-    first = found.first_over
+    first = difference.first_over
     if first is not None:
         console.print(Text(f"✗ {first.name} is the first pass over its budget", style="bold red"))
-    elif found.error is None:
+    elif difference.error is None:
         console.print(Text("every pass stays within its numerics class", style="green"))
-        if "float32" not in str(found.dtype):
+        if "float32" not in str(difference.dtype):
             console.print("rounding hides what is smaller than that: --dtype float32 checks to 1e-4", style="dim")
 
 
-def print_rewrites(console: Console, each: PassDifference) -> None:
+def print_rewrites(console: Console, difference: PassDifference) -> None:
     """The rewrites of a pass that changed a bit, with their nodes and source lines."""
-    changed = [r for r in each.rewrites if r.difference is None or not r.difference.is_zero]
-    same = len(each.rewrites) - len(changed)
-    console.print(Text(f"{each.name}: {same} of {counted(len(each.rewrites), 'rewrite')} change no bit", style="bold"))
+    changed = [r for r in difference.rewrites if r.difference is None or not r.difference.is_zero]
+    same = len(difference.rewrites) - len(changed)
+    console.print(
+        Text(f"{difference.name}: {same} of {counted(len(difference.rewrites), 'rewrite')} change no bit", style="bold")
+    )
     for source, group in groupby(changed, key=lambda r: r.rewrite.source):
         console.print(Text(f"  {source or 'no line of the model'}"), soft_wrap=True)
         for rewrite in group:
-            console.print(_rewrite_line(rewrite, each.budget), soft_wrap=True)
+            console.print(_rewrite_line(rewrite, difference.budget), soft_wrap=True)
 
 
-def _rewrite_line(each: RewriteDifference, allowed: float) -> Text:
-    made = ", ".join(each.rewrite.made[:4]) + (" …" if len(each.rewrite.made) > 4 else "")
-    title = f"    #{each.rewrite.number} {each.rewrite.description}" + (f" → {made}" if made else "")
-    if each.difference is None:
-        return Text(f"{title}: {each.error}", style="bold red")
-    d = each.difference
+def _rewrite_line(difference: RewriteDifference, allowed: float) -> Text:
+    made = ", ".join(difference.rewrite.made[:4]) + (" …" if len(difference.rewrite.made) > 4 else "")
+    title = f"    #{difference.rewrite.number} {difference.rewrite.description}" + (f" → {made}" if made else "")
+    if difference.difference is None:
+        return Text(f"{title}: {difference.error}", style="bold red")
+    d = difference.difference
     figures = f"max {_short(d.max)}, mean {_short(d.mean)}, relative {_short(d.relative)}, top-1 {d.top1:.1%}"
     return Text(f"{title}: {figures}", style="" if d.within(allowed) else "bold red")
 
@@ -174,8 +176,8 @@ def _short(number: float) -> str:
     return "0" if number == 0 else f"{number:.1e}"
 
 
-def model_json(found: ModelDifference) -> dict[str, Any]:
-    """Plain data for JSON; NaN and infinity become null."""
+def model_json(difference: ModelDifference) -> dict[str, Any]:
+    """Return a comparison as plain data for JSON; NaN and infinity become null."""
 
     def figures(d: Difference | None) -> dict[str, float | None] | None:
         if d is None:
@@ -184,10 +186,10 @@ def model_json(found: ModelDifference) -> dict[str, Any]:
         return {name: value if math.isfinite(value) else None for name, value in values.items()}
 
     return {
-        "tokens": list(found.tokens),
-        "dtype": str(found.dtype).removeprefix("torch."),
-        "first_over": None if found.first_over is None else found.first_over.name,
-        "error": None if found.error is None else str(found.error),
+        "tokens": list(difference.tokens),
+        "dtype": str(difference.dtype).removeprefix("torch."),
+        "first_over": None if difference.first_over is None else difference.first_over.name,
+        "error": None if difference.error is None else str(difference.error),
         "passes": [
             {
                 "name": each.name,
@@ -211,7 +213,7 @@ def model_json(found: ModelDifference) -> dict[str, Any]:
                     for r in each.rewrites
                 ],
             }
-            for each in found.passes
+            for each in difference.passes
         ],
     }
 
@@ -230,12 +232,12 @@ def _diff_engines(first: Path, second: Path, sample: Sample, json: bool, everyth
 
 
 def print_engines(
-    console: Console, first: Path, second: Path, found: EngineDifference, *, everything: bool = False
+    console: Console, first: Path, second: Path, difference: EngineDifference, *, everything: bool = False
 ) -> None:
     """Print the differences in one table, and those of the logits."""
     columns = (Column("differ"), Column(""), Column(str(first), wraps=True), Column(str(second), wraps=True))
     table, left = FittingTable("", columns), 0
-    for section, group in groupby(found.changes, key=lambda c: c.section):
+    for section, group in groupby(difference.changes, key=lambda c: c.section):
         changes = [tuple(x or "none" for x in (each.name, each.first, each.second)) for each in group]
         rows = changes if everything else fold(changes)
         shown = rows if everything else rows[:_SECTION]
@@ -243,15 +245,15 @@ def print_engines(
         for number, row in enumerate(shown):
             table.add_row(f"{section} ({len(changes)})" if number == 0 else "", *row)
     if left:
-        table.caption = f"{counted(left, 'more row')}, and each of {counted(len(found.changes), 'row')}: --all"
-    if found.changes:
+        table.caption = f"{counted(left, 'more row')}, and each of {counted(len(difference.changes), 'row')}: --all"
+    if difference.changes:
         console.print(table)
-    if not found.changes:
+    if not difference.changes:
         console.print("the same model, target, options, passes, graphs, kernels, weights and sizes")
-    if found.logits is None:
-        console.print(Text(f"the logits were not compared: {found.why_not}", style="yellow"), soft_wrap=True)
+    if difference.logits is None:
+        console.print(Text(f"the logits were not compared: {difference.why_not}", style="yellow"), soft_wrap=True)
         return
-    d = found.logits
+    d = difference.logits
     console.print(
         f"logits on {counted(d.tokens, 'token')}: max |Δ| {_short(d.max_difference)}, "
         f"mean {_short(d.mean_difference)}, "

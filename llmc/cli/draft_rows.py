@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def drafts_of(engine: Engine) -> DraftCounts | None:
-    """None for an engine that does not draft."""
+    """Return the counts of drafts; None for an engine that does not draft."""
     from llmc.bench.draft_counts import DraftCounts
 
     speculation = engine.loop.speculation

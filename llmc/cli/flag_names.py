@@ -51,6 +51,6 @@ def flags_for_keywords(text: str, flags: Mapping[str, str]) -> str:
     return re.sub(rf"(?<![\w./'=-])({several})(?![\w./'(=-])", lambda found: flags[found[1]], text) if several else text
 
 
-def _assigned(found: re.Match[str], flags: Mapping[str, str]) -> str:
-    value = next((each for each in found.group("only", "quoted", "bare") if each is not None), "")
-    return flags[found["name"]] if value in ("True", "") else f"{flags[found['name']]} {value}"
+def _assigned(match: re.Match[str], flags: Mapping[str, str]) -> str:
+    value = next((each for each in match.group("only", "quoted", "bare") if each is not None), "")
+    return flags[match["name"]] if value in ("True", "") else f"{flags[match['name']]} {value}"

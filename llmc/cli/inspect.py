@@ -139,7 +139,7 @@ def kernel_costs(directory: EngineDirectory, context: int) -> FittingTable:
 def print_device_tables(
     console: Console, directory: EngineDirectory, requests: int, context: int, prefill: int | None
 ) -> None:
-    """For each GPU, the kernels with a step's predicted times, and the choices among alternatives."""
+    """Print for each GPU the kernels with a step's predicted times, and the choices among alternatives."""
     from llmc.cli.device_kernels import candidates, device_kernels
 
     for program, target, step in predicted_steps(directory, requests, context, prefill):
@@ -193,7 +193,7 @@ def print_launches(console: Console, launches: tuple[Launch, ...]) -> None:
 
 
 def weight_list(directory: EngineDirectory, everything: bool) -> FittingTable:
-    """Every weight: shape, layout, bytes."""
+    """Return a table of every weight: shape, layout, bytes."""
     columns = (Column("name"), Column("shape"), Column("dtype", 2), Column("layout", 3), *numeric(("bytes", 1)))
     table = FittingTable("weights", columns)
     rows = []

@@ -13,7 +13,7 @@ from llmc.targets import GpuTarget
 def machine_code_table(
     engine: Path, program: Program, target: GpuTarget, step: StepPrediction, *, everything: bool
 ) -> FittingTable:
-    """Table of the figures that miss their budgets, for the kernels that a step launches.
+    """Return a table of the figures that miss their budgets, for the kernels that a step launches.
 
     Args:
         engine: The engine's directory.

@@ -153,7 +153,7 @@ class ModelOptions:
         return extended(*(each for reference in self.passes_from for each in load_passes(reference)))
 
     def passes(self) -> tuple[Pass, ...]:
-        """All that run."""
+        """Return all passes that run."""
         from llmc.passes.pipeline import default
 
         return self.added_passes() or default()

@@ -43,7 +43,7 @@ def models(
         raise OptionError(
             f"this machine cannot run engines for {target}, so their logits cannot be compared",
             at=f"--target {target}",
-            fix="choose reference, cpu, or another that `llmc targets` says runs here",
+            fix="choose reference, cpu, or another target that `llmc targets` lists as running here",
         )
     transformers = import_transformers()
     known = dict(architectures())

@@ -72,7 +72,7 @@ class OpeningOptions:
             check_executor_name(self.executor)
 
     def open(self, engine: Path) -> Engine:
-        """Raises LlmcError."""
+        """Open the engine with these options. Raises LlmcError."""
         from llmc.runtime.executors.opening import check_executor_name
         from llmc.runtime.loading import load
 

@@ -67,7 +67,7 @@ def profile(
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Raises OptionError where the file cannot be written."""
+    """Write a file of JSON. Raises OptionError if it cannot be written."""
     write_output(path, json.dumps(content, ensure_ascii=False) + "\n")
 
 

@@ -55,7 +55,7 @@ def report(
 
 
 def machine_code(directory: EngineDirectory) -> KernelBudgets | None:
-    """Figures of the kernels of an NVIDIA GPU's engine; None where Triton, which reads them, is not installed."""
+    """Figures of the kernels of an NVIDIA GPU's engine; None if Triton, which reads them, is not installed."""
     from llmc.report.machine_code import kernel_budgets
 
     try:

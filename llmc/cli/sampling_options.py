@@ -79,7 +79,8 @@ class SamplingOptions(TokenOptions):
         return given if self.grammar is None else {**given, "grammar": read_grammar(self.grammar)}
 
     def params(self) -> SamplingParams:
-        """Raises LlmcError for a value out of range, or a grammar that cannot be read."""
+        """Return the sampling parameters. Raises LlmcError for a value out of range, or a grammar that cannot be
+        read."""
         from llmc.runtime.sampling.sampling_params import SamplingParams
 
         return SamplingParams(**self.values())

@@ -10,7 +10,7 @@ from llmc.errors import BuildWarning, LoadWarning
 
 
 def show_warning(problem: str) -> None:
-    """One line, however long."""
+    """Print a warning on one line, whatever its length."""
     console = Console(stderr=True, soft_wrap=True, highlight=False)
     console.print(Text.assemble(("warning: ", "bold yellow"), problem))
 

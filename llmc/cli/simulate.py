@@ -181,7 +181,7 @@ class MachineOptions:
     ] = None
 
     def targets(self) -> list[str]:
-        """Their names."""
+        """Return the names of the targets."""
         return list(dict.fromkeys(name.strip() for name in self.target.split(",")))
 
     def prices(self) -> dict[str, float]:

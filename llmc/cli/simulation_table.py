@@ -98,7 +98,7 @@ def fleet_table(fleets: Sequence[Fleet], title: str, goals: Mapping[str, float])
 
 
 def fleets_json(fleets: Sequence[Fleet | NoFleet]) -> dict[str, Any]:
-    """Plain data, the smallest first."""
+    """Return fleets as plain data, the smallest first."""
     found = by_size([each for each in fleets if isinstance(each, Fleet)])
     return {
         "fleets": [
@@ -116,7 +116,7 @@ def fleets_json(fleets: Sequence[Fleet | NoFleet]) -> dict[str, Any]:
 
 
 def comparison_json(comparison: Comparison) -> dict[str, Any]:
-    """Plain data, with vLLM's names for the latencies."""
+    """Return a comparison as plain data, with vLLM's names for the latencies."""
     best = comparison.best
     return {
         "goals": dict(comparison.goals),
@@ -128,22 +128,22 @@ def comparison_json(comparison: Comparison) -> dict[str, Any]:
     }
 
 
-def _division(each: Served | Refused) -> dict[str, Any]:
-    layout = each.division.layout
+def _division(outcome: Served | Refused) -> dict[str, Any]:
+    layout = outcome.division.layout
     return {
         "tensor_parallel_size": layout.tensor,
         "pipeline_parallel_size": layout.pipeline,
-        "replicas": each.division.replicas,
+        "replicas": outcome.division.replicas,
     }
 
 
-def _served(each: Served) -> dict[str, Any]:
+def _served(served: Served) -> dict[str, Any]:
     return {
-        **_division(each),
-        **each.summary.to_json(),
-        "decode_ms": 1e3 * each.decode,
-        "kv_tokens": each.kv_tokens,
-        "kv_used_tokens": each.kv_used,
-        "preemptions": each.preemptions,
-        "memory": [vars(memory) for memory in each.memory],
+        **_division(served),
+        **served.summary.to_json(),
+        "decode_ms": 1e3 * served.decode,
+        "kv_tokens": served.kv_tokens,
+        "kv_used_tokens": served.kv_used,
+        "preemptions": served.preemptions,
+        "memory": [vars(memory) for memory in served.memory],
     }

@@ -21,8 +21,8 @@ _UNBOUNDED = 10_000
 
 @dataclass(frozen=True)
 class Column:
-    """rank: 0 for a column that is always shown. The column with the highest rank is dropped first, and among equals
-    the rightmost column.
+    """A column of a table. rank: 0 for a column that is always shown. The column with the highest rank is dropped
+    first, and among equals the rightmost column.
 
     wraps: text that may take several lines, broken between words.
     """
@@ -103,7 +103,7 @@ class FittingTable:
         return max((text.cell_len for text in self._texts(column)), default=0)
 
     def _narrowest(self, column: int) -> int:
-        """The least width at which no word is broken."""
+        """Return the least width at which no word is broken."""
         natural = self._natural(column)
         if not self.columns[column].wraps:
             return natural

@@ -23,8 +23,8 @@ DEFAULT_TARGET = "cpu"
 
 
 def tokens_for(target: str) -> TokenDefault:
-    """How a target rounds tokens by default. Raises TargetError for an unknown target, and the errors of importing its
-    code generator."""
+    """Return how a target rounds tokens by default. Raises TargetError for an unknown target, and the errors of
+    importing its code generator."""
     from llmc.codegen.target_kind import kind_of
     from llmc.targets import resolve_target
 

@@ -177,8 +177,8 @@ def compare_perplexities(
 
 
 def token_sequences(engine: Engine, text: Path | None, length: int, count: int | None, seed: int) -> list[list[int]]:
-    """At most `count` sequences of `length` tokens of the text. count: None takes all. Without a text, llmc's own prose
-    is used.
+    """Return at most `count` sequences of `length` tokens of the text. count: None takes all. Without a text, llmc's
+    own prose is used.
 
     A model without a tokenizer is given ids drawn evenly from its vocabulary.
     """

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def quantization_table(weights: Sequence[QuantizedWeight], *, everything: bool = False) -> FittingTable:
-    """Table of the scheme, bits and error of each weight, with the reasons of mixed precision."""
+    """Return a table of the scheme, bits and error of each weight, with the reasons of mixed precision."""
     columns = (Column("weight"), Column("scheme", rank=2), *numeric("bits"))
     title = f"quantized weights: {mean_bits(weights):.3f} bits on average"
     rows = [(weight.module, weight.scheme, f"{weight.bits:.3f}") for weight in weights]
@@ -29,7 +29,8 @@ def mean_bits(weights: Sequence[QuantizedWeight]) -> float:
 
 
 def sparsity_table(weights: Sequence[SparseWeight], *, everything: bool = False) -> FittingTable:
-    """Table of the share of zeros, bits, error and predicted gain of each weight, with the reason for a dense one."""
+    """Return a table of the share of zeros, bits, error and predicted gain of each weight, with the reason for a dense
+    one."""
     columns = (Column("weight"), Column("zeros by", rank=3), *numeric("zeros", "bits", ("gain", 2)))
     elements = sum(weight.rows * weight.columns for weight in weights)
     zeros = sum(weight.zeros * weight.rows * weight.columns for weight in weights) / elements
@@ -43,7 +44,7 @@ def sparsity_table(weights: Sequence[SparseWeight], *, everything: bool = False)
 
 
 def pruning_table(parts: Sequence[PrunedPart], *, everything: bool = False) -> FittingTable:
-    """Table of pruned parts: removed units, loss of the output, and remaining parameters."""
+    """Return a table of pruned parts: removed units, loss of the output, and remaining parameters."""
     before, left = (sum(each) for each in zip(*((p.parameters, p.parameters_left) for p in parts), strict=True))
     columns = (Column("pruned"), *numeric("taken out", ("output error", 1), ("parameters", 2), "left"))
     table = FittingTable(f"pruned parts: {left / before:.1%} of {before / 1e6:.2f} M parameters left", columns)

@@ -58,7 +58,7 @@ class Backend(Protocol):
         """Whether unused rows of logits take no memory, because memory is mapped when it is first written."""
 
     def refusal(self, node: fx.Node) -> Refusal | None:
-        """Why no kernel can compute the node, or None."""
+        """Return why no kernel can compute the node, or None."""
 
     def taken_in(self, node: fx.Node) -> fx.Node | Refusal | None:
         """The node before this one that its kernels can also compute, other than parts of products: a norm, or a sum
@@ -97,12 +97,8 @@ _OF_CHOICES = {
     _llmc.paged_choose_keys.default: "keys are chosen on CPUs only; sequences up to the number of chosen keys "
     "(--max-model-len) need no choice"
 }
-_OF_ROWS = {
-    _llmc.score_expected.default: "the attention that later queries pay is expected on CPUs only; GPUs have the other "
-    "policies of kv_compression, such as snapkv",
-}
 WITHOUT_KERNEL: Mapping[str, Mapping[OpOverload, str]] = MappingProxyType(
-    {"cpp": _OF_STAGES, "triton": _OF_STAGES | _OF_CHOICES | _OF_ROWS}
+    {"cpp": _OF_STAGES, "triton": _OF_STAGES | _OF_CHOICES}
 )
 _WITHIN_A_PRODUCT = "it is computed within the product that reads it, and multiply_unrounded has left it unchanged"
 

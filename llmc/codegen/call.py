@@ -31,7 +31,7 @@ class RowsCall(Protocol):
         """A tensor argument as rows (pointer and row stride); None if the op is called without it."""
 
     def result(self, index: int = 0) -> Operand:
-        """Where to write a result, as rows."""
+        """Return the operand to which a result is written, as rows."""
 
     def vector(self, name: str) -> Operand | None:
         """A weight as an fp32 vector, or a computed fp32 or int32 tensor as a contiguous one."""

@@ -19,14 +19,15 @@ from llmc.graph.refusal import Refusal
 
 @dataclass(frozen=True)
 class Claims:
-    """before: of each node what it claims, in graph order. refusals: why what might be taken in has its own launch."""
+    """The nodes whose work another node's kernel does. before: of each node what it claims, in graph order. refusals:
+    why what might be taken in has its own launch."""
 
     before: Mapping[fx.Node, tuple[fx.Node, ...]]
     refusals: tuple[Refusal, ...] = ()
 
     @property
     def nodes(self) -> frozenset[fx.Node]:
-        """All that is claimed."""
+        """All nodes that are claimed."""
         return frozenset(node for claimed in self.before.values() for node in claimed)
 
     def unit(self, node: fx.Node) -> tuple[fx.Node, ...]:

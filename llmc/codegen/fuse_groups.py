@@ -33,7 +33,7 @@ class Group:
 
 
 def fuse_groups(graph: ModelGraph, views: Views, copies: frozenset[fx.Node]) -> tuple[Group, ...]:
-    """Every loop node in exactly one group, groups in the order of their first nodes."""
+    """Put every loop node into exactly one group, and return the groups in the order of their first nodes."""
     edges = dependencies(graph, views, copies)
     fusion = _Fusion(edges, views, copies)
     candidates = _candidates(edges, views, copies, fusion)

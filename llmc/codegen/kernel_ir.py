@@ -88,7 +88,7 @@ class Loop:
 
     @cached_property
     def per_column(self) -> tuple[bool, ...]:
-        """For each statement, whether its value differs from column to column."""
+        """Return for each statement whether its value differs from column to column."""
         found: list[bool] = []
         for s in self.statements:
             if isinstance(s, Load | Store):
@@ -99,7 +99,8 @@ class Loop:
 
     @cached_property
     def phases(self) -> tuple[int, ...]:
-        """For each statement, the sweep over the columns in which it can first run; stores are all in the last."""
+        """Return for each statement the sweep over the columns in which it can first run; all stores are in the
+        last."""
         found: list[int] = []
         for s in self.statements:
             found.append(max((found[o] for o in operands(s)), default=0) + isinstance(s, Reduce))

@@ -231,7 +231,7 @@ class LaunchBuilder:
         return _launch(call, origin_of(nodes), moved, str(cost.flops))
 
     def _concatenate(self, node: fx.Node) -> None:
-        """One copying loop for each part, into its place in the result."""
+        """Append a copying loop for each part, into its place in the result."""
         given, result = arguments_of(node), view_of(node, self.views)
         axis = given["dim"] % len(result.shape)
         if isinstance(result.shape[axis], RowCount):
@@ -264,7 +264,7 @@ def spans_of(launches: Sequence[Launch]) -> dict[str, tuple[int, int]]:
 
 
 def alike(launches: Sequence[Launch]) -> Hashable:
-    """Equal for launches of the same kernels that differ in their operands only."""
+    """Return a key that is equal for launches of the same kernels that differ in their operands only."""
     return tuple(
         (x.kernel, x.grid, x.only, *((n, a) for n, a in x.arguments.items() if not isinstance(a, Operand)))
         for x in launches

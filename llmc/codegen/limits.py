@@ -28,7 +28,7 @@ def engine_limits(info: ModelInfo, options: BuildOptions, *, rows_are_free: bool
 
 
 def longest_sequence(info: ModelInfo, options: BuildOptions) -> int:
-    """Tokens that a sequence may have.
+    """Return the maximum number of tokens of a sequence.
 
     Raises OptionError for more than the model's positions, or than a step holds of texts that are read as a whole.
     """

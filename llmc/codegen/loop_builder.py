@@ -142,14 +142,15 @@ class _LoopBuilder:
 
 
 def dtype_name(dtype: torch.dtype) -> str | None:
-    """How a computed tensor's elements lie in memory, as a safetensors name; None if loops do not know the dtype."""
+    """Return the safetensors name of the dtype in which a computed tensor is stored; None if loops do not support
+    it."""
     integers = dict.fromkeys((torch.int32, torch.int64), "I32")
     floats = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.bool: "F32"}
     return (floats | integers).get(dtype)
 
 
 def _in_memory(strides: tuple[int, ...], place: Place) -> tuple[int, ...]:
-    """With the row's stride as it is where the value lies."""
+    """Return the strides with the row stride that the value has in memory."""
     return (place.row_stride if strides[0] else 0, *strides[1:])
 
 

@@ -21,7 +21,8 @@ def space_of(node: fx.Node, views: Views, copies: frozenset[fx.Node]) -> Space:
 
 
 def result_view(node: fx.Node, views: Views, copies: frozenset[fx.Node]) -> View:
-    """How a node's loop sees its own result: aligned with the space, with an axis of 1 that keepdim=False drops."""
+    """Return the view of its own result that a node's loop has: aligned with the space, with an axis of 1 that
+    keepdim=False drops."""
     value = view_of(node, views).value
     whole = value.whole()
     if node not in copies and reduces(node) and len(value.shape) < len(_source_shape(node, views)):
@@ -52,7 +53,7 @@ def strides_over(view: View, space: Space) -> tuple[int, ...]:
 
 
 def dims_of(space: Space) -> tuple[int, ...]:
-    """The loop's dims; a space of rows alone has one column."""
+    """The loop's dims; a space with only rows has one column."""
     return tuple(d for d in space if isinstance(d, int)) or (1,)
 
 

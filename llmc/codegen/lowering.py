@@ -135,7 +135,7 @@ _DTYPES = frozenset({torch.int32, torch.int64, torch.bool})
 
 
 def loop_refusal(node: fx.Node, float_dtypes: frozenset[torch.dtype]) -> Refusal | None:
-    """Why no loop can hold the node, or None. float_dtypes: those that the loop's language stores."""
+    """Return why no loop can hold the node, or None. float_dtypes: those that the loop's language stores."""
     value = node.meta["val"]
     if value.dtype not in float_dtypes | _DTYPES:
         known = ", ".join(sorted(torch_name(d) for d in float_dtypes))

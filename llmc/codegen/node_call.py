@@ -20,7 +20,7 @@ from llmc.program import Launch, Layout, Limits, RowCount
 from llmc.program.launch_arguments import Count, Operand, Rows
 
 _TOP_TOKENS = torch.ops.llmc.top_tokens.default
-_FOLD = "compute it from weights alone, independent of the tokens, so that it can be folded at build time"
+_FOLD = "compute it only from weights, independent of the tokens, so that it can be folded at build time"
 
 
 class StepMemory(Protocol):

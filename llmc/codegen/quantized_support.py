@@ -1,6 +1,5 @@
 """Check that a backend has kernels for the requested quantization, before any weight is read."""
 
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,13 +11,12 @@ import llmc.ops  # noqa: F401  (registers the ops that are looked up)
 from llmc.codegen.backend import Backend
 from llmc.errors import OptionError
 from llmc.formats.cache_format import CacheFormat, parse_cache_format
-from llmc.formats.scheme_text import WHOLE_TOKENS
 from llmc.formats.schemes import SCHEMES, Scheme, TokenDefault, on_target
 from llmc.graph.code_numbers import code_dtype
 from llmc.options import BuildOptions
 
 _llmc = torch.ops.llmc
-# A shape that every group size divides; kernels refuse by format, not by size.
+# A shape that every group size divides: kernels refuse by format and not by size.
 _ROWS, _COLUMNS, _TOKENS = 256, 256, 4
 
 
@@ -35,7 +33,8 @@ def check_kernels(options: BuildOptions, backend: Backend, target: str, tokens: 
     quantization = options.quantization
     if tokens is not None:
         quantization = on_target(quantization, tokens.in_dtype(options.dtype))
-    for scheme in quantization.schemes + (() if quantization.budget is None else quantization.budget.schemes):
+    budget = quantization.budget
+    for scheme in quantization.schemes + (() if budget is None else budget.schemes + budget.blocked):
         reason = _scheme_refusal(scheme, backend, dtype)
         if reason is not None:
             raise OptionError(
@@ -55,19 +54,17 @@ def check_kernels(options: BuildOptions, backend: Backend, target: str, tokens: 
 
 def _instead(scheme: Scheme, backend: Backend, dtype: torch.dtype) -> str:
     """Advice for an error: what to use instead of a scheme that the target does not support."""
-    if scheme.token_group is not None and _scheme_refusal(replace(scheme, token_group=None), backend, dtype) is None:
-        whole = scheme.name.replace(f":x{scheme.token_group}", f":{WHOLE_TOKENS}")
-        return f"give each token one scale: quantize={whole}"
     known = [s.name for s in SCHEMES.values() if _scheme_refusal(s, backend, dtype) is None]
     return f"it runs {', '.join(known)}" if known else "build without quantize, or with target reference"
 
 
 def _scheme_refusal(scheme: Scheme, backend: Backend, dtype: torch.dtype) -> str | None:
     with FakeTensorMode():
-        x = torch.empty(_TOKENS, _COLUMNS, dtype=dtype)
-        codes = torch.empty(_ROWS, _COLUMNS, dtype=code_dtype(scheme.format))
-        groups = _COLUMNS // (scheme.columns or _COLUMNS)
-        runs = _COLUMNS // (scheme.codes.run or scheme.columns or _COLUMNS)
+        columns = scheme.run or _COLUMNS
+        x = torch.empty(_TOKENS, columns, dtype=dtype)
+        codes = torch.empty(_ROWS, columns, dtype=code_dtype(scheme.format))
+        groups = columns // (scheme.columns or columns)
+        runs = columns // (scheme.run_of(columns) or scheme.columns or columns)
         scales = torch.empty(_ROWS, runs, dtype=torch.float32 if scheme.columns is None else torch.bfloat16)
         zeros = None if scheme.symmetric else torch.empty(_ROWS, groups, dtype=torch.int8)
         steps = None if scheme.codes.steps is None else torch.empty(_ROWS, groups, dtype=torch.int8)

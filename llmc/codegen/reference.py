@@ -1,7 +1,7 @@
 """The engine of the reference executor: the graph itself as text, and weights as in the checkpoint.
 
 An engine for the reference target holds nothing else. One for GPUs carries its graph too, so that it can be run where
-there is none: its weights are in the layouts of GPU kernels, from which they can be had back.
+there is none: its weights are in the layouts of GPU kernels, from which they can be restored.
 """
 
 from collections.abc import Hashable, Sequence
@@ -26,7 +26,8 @@ from llmc.program.program_interface import memory_text
 
 @dataclass(frozen=True)
 class ReferenceEngine:
-    """program: without launches. graph_text: of graph.json. recipes: of program.weights, in order."""
+    """An engine for the reference before it is written. program: without launches. graph_text: of graph.json. recipes:
+    of program.weights, in order."""
 
     program: Program
     graph_text: str

@@ -38,7 +38,7 @@ class ReferenceKind:
 
     @contextmanager
     def builder(self, options: BuildOptions) -> "Iterator[ReferenceBuilder]":
-        """Without workers."""
+        """Yield a builder, which has no workers."""
         yield ReferenceBuilder(options)
 
     def pack(self, weight: Tensor, slot: WeightSlot) -> Tensor:
@@ -46,14 +46,14 @@ class ReferenceKind:
         return plain_rows(weight, slot)
 
     def pack_codes(self, parts: Mapping[str, Tensor], format: str, layout: Layout) -> Tensor:
-        """Never called: codes, scales and zeros are separate weights."""
+        """Raise: codes, scales and zeros are separate weights."""
         raise LoweringError(f"{self.target.name} keeps codes as separate weights", at=f"layout {layout.value}")
 
     def dense_reason(self, storage: fx.Node) -> None:
         """The eager ops read masks."""
 
     def fitting_sequences(self, program: Program) -> int | None:
-        """None, because the machine is not known."""
+        """Return None, because the machine is not known."""
         return None
 
 
@@ -75,4 +75,4 @@ class ReferenceBuilder:
         return self._engine.program
 
     def finish(self, writer: EngineWriter, stages: Stages) -> None:
-        """Nothing is left to do."""
+        """Do nothing: the engine is complete."""

@@ -17,7 +17,8 @@ from llmc.graph.model_graph import ModelGraph
 
 @dataclass(frozen=True)
 class SideViews:
-    """views: by name. needed_by: the side outputs that need a node, of nodes that neither logits nor caches need."""
+    """The views of a graph's side outputs. views: by name. needed_by: the side outputs that need a node, of nodes that
+    neither logits nor caches need."""
 
     views: Mapping[str, View]
     needed_by: Mapping[fx.Node, frozenset[str]]
@@ -36,7 +37,7 @@ class SideViews:
         return SideViews(found, needed_by)
 
     def of_nodes(self, nodes: Iterable[fx.Node]) -> tuple[str, ...]:
-        """The side outputs that alone require these nodes; none if they are needed anyway."""
+        """The side outputs for which only these nodes run; none if they are needed anyway."""
         needs = [self.needed_by.get(node) for node in nodes]
         if None in needs:
             return ()

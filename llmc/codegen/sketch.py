@@ -43,7 +43,7 @@ class SketchBackend:
         self._weights = graph.weights.keys()
 
     def refusal(self, node: fx.Node) -> Refusal | None:
-        """None: every op has a kernel."""
+        """Return None, because every op has a kernel."""
 
     def taken_in(self, node: fx.Node) -> None:
         """Kernels compute parts of products on the way, nothing else."""
@@ -66,7 +66,7 @@ class SketchBackend:
     def panels_nbytes(
         self, shape: tuple[int, ...], scales: torch.Tensor, has_zeros: bool, format: str, layout: Layout
     ) -> int:
-        raise LoweringError("on paper codes lie in rows", at=f"layout {layout.value}")
+        raise LoweringError("sketches store codes row by row", at=f"layout {layout.value}")
 
     def sparse_nbytes(
         self, shape: tuple[int, ...], layout: Layout, dtype: torch.dtype, count: int, scales: torch.Tensor | None

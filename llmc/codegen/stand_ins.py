@@ -22,7 +22,7 @@ _STACK = torch.ops.aten.stack.default
 
 
 def find_stand_ins(graph: ModelGraph, sides: SideViews) -> dict[fx.Node, fx.Node]:
-    """By product the one of a stack whose first rows are its own, which is computed for side outputs only."""
+    """Map each product to the stacked product whose first rows equal it and which is computed for side outputs only."""
     products = graph.graph.find_nodes(op="call_function", target=_LM_HEAD)
     found: dict[fx.Node, fx.Node] = {}
     for stacked in products:

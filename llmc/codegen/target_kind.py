@@ -80,7 +80,7 @@ class TargetKind(Protocol):
         """The rounding of tokens if neither a scheme nor a checkpoint defines one."""
 
     def dense_reason(self, storage: fx.Node) -> str | None:
-        """Why a sparse weight is stored with its zeros all the same; None where what is left is read faster."""
+        """Return why a sparse weight is stored with its zeros; None if it is read faster without them."""
 
     def fitting_sequences(self, program: Program) -> int | None:
         """Number of sequences of full length that the target holds in addition to the engine; None if its memory is
@@ -105,7 +105,7 @@ def kind_of(target: Target) -> TargetKind:
 
 
 def check_adapters(options: BuildOptions) -> None:
-    """For a kind whose engines accept adapters. Raises OptionError for options that exclude them."""
+    """Check options of a kind whose engines accept adapters. Raises OptionError for options that exclude them."""
     if not options.enable_lora:
         return
     if options.tensor_parallel_size * options.pipeline_parallel_size > 1:
@@ -127,7 +127,7 @@ def check_adapters(options: BuildOptions) -> None:
 
 
 def refuse_adapters(options: BuildOptions, target: str) -> None:
-    """For a kind whose engines do not support adapters. Raises OptionError for enable_lora."""
+    """Check options of a kind whose engines do not support adapters. Raises OptionError for enable_lora."""
     if options.enable_lora:
         raise OptionError(
             f"engines for {target} do not support adapters at run time yet",
@@ -137,7 +137,7 @@ def refuse_adapters(options: BuildOptions, target: str) -> None:
 
 
 def refuse_stages(options: BuildOptions, target: str) -> None:
-    """For a kind whose engines have one stage. Raises OptionError for more."""
+    """Check options of a kind whose engines have one stage. Raises OptionError for more."""
     stages = options.pipeline_parallel_size
     if stages > 1:
         raise OptionError(

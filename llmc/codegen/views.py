@@ -51,7 +51,7 @@ class Value:
 
     @property
     def columns(self) -> int:
-        """Elements in a row."""
+        """The number of elements in a row."""
         return columns_of(self.shape)
 
     def whole(self) -> "View":
@@ -78,7 +78,7 @@ class View:
 
     @property
     def columns(self) -> int:
-        """Elements in a row, also of those that it sees more than once."""
+        """The number of elements in a row, counting those that it sees several times as often."""
         return columns_of(self.shape)
 
     def extent(self) -> tuple[int, int]:
@@ -121,12 +121,12 @@ def operand_views(node: fx.Node, views: Views) -> tuple[View, ...]:
 
 
 def columns_of(shape: tuple[Dim, ...]) -> int:
-    """Elements in a row of a shape."""
+    """Return the number of elements in a row of a shape."""
     return math.prod(d for d in shape if isinstance(d, int))
 
 
 def find_views(graph: ModelGraph, claimed: Collection[fx.Node] = ()) -> tuple[Views, frozenset[fx.Node]]:
-    """Every tensor node's view of a value, and the reshape nodes that need a copy of their input first.
+    """Return every tensor node's view of a value, and the reshape nodes that need a copy of their input first.
 
     Such a reshape is a computing node: its value is the copy, in the shape of its input. A node with several outputs
     has a tuple of views. claimed: nodes without a value; their views are those of their inputs, in a tuple.

@@ -50,7 +50,7 @@ class WeightSlots:
                     self._in_panels.add((self._key(view.value.node), x.meta["val"].dtype))
 
     def slots(self) -> tuple[WeightSlot, ...]:
-        """In the order of the engine's weight pointers."""
+        """The weights' slots, in the order of the engine's weight pointers."""
         return tuple(slot for slot, _ in self._slots.values())
 
     def recipes(self) -> tuple[SlotRecipe, ...]:
@@ -125,8 +125,7 @@ class WeightSlots:
             elif name not in steps:
                 slots[name] = self._slot(part, Layout.ROWS, part.meta["val"].dtype)
         if steps:
-            out, groups = map(int, steps["scale_steps"].meta["val"].shape)
-            shape = (out, step_row_bytes(groups, format))
+            shape = steps["scale_steps"].meta["val"].shape
             slots["steps"] = self._blocked_slot(steps, Layout.STEP_ROWS, format, shape)
         return slots
 
@@ -143,7 +142,8 @@ class WeightSlots:
         key = (tuple((name, self._key(part)) for name, part in parts.items()), layout, format)
         if key not in self._slots:
             name = self._name(next(iter(parts.values())), layout)
-            nbytes = self._backend.nbytes(tuple(shape), layout, torch.uint8)
+            stored = (shape[0], step_row_bytes(shape[1], format)) if layout is Layout.STEP_ROWS else tuple(shape)
+            nbytes = self._backend.nbytes(stored, layout, torch.uint8)
             slot = WeightSlot(name, "U8", tuple(map(int, shape)), layout, nbytes)
             self._slots[key] = slot, CodesRecipe({n: self._graph.weights[p.name] for n, p in parts.items()}, format)
         return self._slots[key][0]

@@ -82,7 +82,7 @@ class Outline:
     failed_pass: str | None = None
 
     def spans(self) -> tuple[tuple[str, int, int], ...]:
-        """Each pass that rewrote anything, with its first and last number."""
+        """Return each pass that rewrote anything, with its first and last number."""
         found: dict[str, tuple[int, int]] = {}
         for name, record in self.rewrites:
             found[name] = (found.get(name, (record.number, 0))[0], record.number)
@@ -103,9 +103,10 @@ class Outline:
 
 @dataclass(frozen=True)
 class Culprit:
-    """good: the most rewrites with which the check holds; bad: the fewest with which it was seen to fail.
+    """The first rewrite with which the check fails. good: the most rewrites with which the check holds; bad: the fewest
+    with which it was seen to fail.
 
-    rewrite: number `bad`; None where the pass failed before it made one. probes: every run of the check, in order.
+    rewrite: number `bad`; None if the pass failed before it made one. probes: every run of the check, in order.
     """
 
     pass_name: str
@@ -174,7 +175,7 @@ def bisect(
         raise OptionError(f"the pipeline has {rewrites}", at=f"--good {good}", fix=f"give 0 to {total}")
     if holds(total):
         raise OptionError(
-            f"the check holds for the whole pipeline ({probes[-1].outcome.detail}): there is nothing to find",
+            f"the check holds for the whole pipeline ({probes[-1].outcome.detail}): the search has nothing to find",
             at=f"cut after #{total}",
             fix="make the check stricter, such as a smaller --tolerance",
         )
@@ -205,7 +206,7 @@ def cut_graph(pipeline: Pipeline, number: int) -> ModelGraph:
 
 
 def with_made_nodes(culprit: Culprit, graph: ModelGraph) -> Culprit:
-    """The culprit whose rewrite knows which nodes of the graph behind it it made."""
+    """The culprit, whose rewrite has the nodes that it made in the graph after it."""
     if culprit.rewrite is None or culprit.rewrite.made:
         return culprit
     title = f"#{culprit.rewrite.number} {culprit.pass_name}"

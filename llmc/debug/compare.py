@@ -1,4 +1,4 @@
-"""Compare an engine's logits with the original model's: the measure behind `llmc verify` and the tests."""
+"""Compare an engine's logits with the original model's: the measure of `llmc verify` and the tests."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -47,7 +47,7 @@ class GraphDump:
 
 
 def dumped(captured: ModelGraph, *observers: Observer) -> Observer:
-    """One observer that tells all of these, and that dumps if LLMC_DUMP asks for it."""
+    """Return an observer that notifies all of these, and that dumps if LLMC_DUMP is set."""
     directory = settings().dump
     dumps: tuple[Observer, ...] = () if directory is None else (GraphDump(directory, captured),)
 

@@ -18,7 +18,7 @@ from llmc.runtime.loading import load
 
 @dataclass(frozen=True)
 class Change:
-    """One thing that differs. section: what kind of thing. None: the engine has none of it."""
+    """One thing that differs. section: what kind of thing. None: the engine has nothing of this kind."""
 
     section: str
     name: str
@@ -28,8 +28,8 @@ class Change:
 
 @dataclass(frozen=True)
 class EngineDifference:
-    """changes: by section, in the order of a build. logits: the second engine against the first; None where they could
-    not be compared, and why_not says why. tokens: what they were compared on."""
+    """The differences of two engines. changes: by section, in the order of a build. logits: the second engine against
+    the first; None if they could not be compared, and why_not says why. tokens: what they were compared on."""
 
     changes: tuple[Change, ...]
     logits: Comparison | None

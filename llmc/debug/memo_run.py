@@ -1,7 +1,7 @@
 """Run many versions of one graph on the same tokens, and compute only what differs from the version before.
 
 A call with the same op and argument values as in the last run is not repeated. Values are compared by content, so a
-rewrite that preserves the bits costs only its own nodes. Weights, and values computed from weights alone, are loaded
+rewrite that preserves the bits costs only its own nodes. Weights, and values computed only from weights, are loaded
 for each call and dropped after it: memory holds one of them, and the activations of one run.
 """
 
@@ -84,8 +84,8 @@ class MemoRun:
         return self._logits[1]
 
     def chunks(self, graph: ModelGraph) -> tuple[int, ...]:
-        """How many tokens each step takes: all at once where some attention is not paged yet, or some state not kept,
-        since that sees no more than its own step."""
+        """Return the number of tokens of each step. All tokens are in one step if some attention is not paged yet or
+        some state is not kept, because these see only their own step."""
         records = (record_of(node) for node in graph.graph.nodes)
         is_whole = any(
             record is not None and record.stages and Stage.OPTIMIZED not in record.stages for record in records
@@ -134,7 +134,7 @@ class MemoRun:
         return {node.name: value for node, value in values.items()}
 
     def recipe_key(self, recipe: Recipe) -> str:
-        """Equal for recipes that give equal weights."""
+        """Return a key that is equal for recipes that give equal weights."""
         known = self._recipe_keys.get(id(recipe)) or self._known_recipes.get(id(recipe))
         # The recipe is kept, so that its id stays its own.
         known = self._recipe_keys[id(recipe)] = known or (recipe, _key(recipe))
@@ -155,7 +155,7 @@ def value_of(content: Any) -> Value:
 
 
 def call_key(node: fx.Node, values: dict[fx.Node, Value]) -> str:
-    """Equal for calls of the same op on equal values."""
+    """Return a key that is equal for calls of the same op on equal values."""
 
     def text(argument: Any) -> str:
         if isinstance(argument, fx.Node):
@@ -182,7 +182,7 @@ def _compute_constant(node: fx.Node, operands: dict[fx.Node, Value]) -> Any:
 
 
 def _call(node: fx.Node, args: Any, kwargs: Any) -> Any:
-    """Raises PassError where the op does not run."""
+    """Run a call. Raises PassError if the op does not run."""
     # Equal values may lie in memory in another order than a view was traced with.
     target: Any = aten.reshape.default if node.target is aten.view.default else node.target
     try:
@@ -204,7 +204,7 @@ def written_arguments(node: fx.Node) -> tuple[int, ...]:
 
 
 def _key(value: Any) -> str:
-    """Equal for equal contents, and for recipes that give equal weights."""
+    """Return a key that is equal for equal contents, and for recipes that give equal weights."""
     match value:
         case Tensor():
             flat = value.detach().contiguous().reshape(-1)

@@ -56,7 +56,8 @@ class PassDifference:
 
 @dataclass(frozen=True)
 class ModelDifference:
-    """passes: those of the range that rewrote anything, in order. error: what ended the pipeline early."""
+    """The difference that each pass makes to a model's logits. passes: those of the range that rewrote anything, in
+    order. error: what ended the pipeline early."""
 
     tokens: tuple[int, ...]
     dtype: torch.dtype

@@ -89,7 +89,7 @@ def _open(directory: EngineDirectory, threads: int) -> tuple[Executor, int]:
     expected = f"what each kernel should take by the GPU's data sheet: llmc report {directory.path}"
     if directory.program.kernels and os.environ.get("TRITON_INTERPRET") == "1":
         raise TargetError(
-            "Triton's kernels are interpreted here, and how long that takes says nothing about a GPU",
+            "Triton's kernels are interpreted here, so their times say nothing about a GPU",
             at="TRITON_INTERPRET=1",
             fix=f"profile on a machine with the GPU, without this variable; {expected}",
         )

@@ -17,7 +17,8 @@ from llmc.graph.weights import WeightSource
 
 @dataclass(frozen=True)
 class Region:
-    """nodes: the calls of the region, in order. outputs: (name, node) of each value that the rest of the graph reads.
+    """A part of a graph that a rewrite changes. nodes: the calls of the region, in order. outputs: (name, node) of each
+    value that the rest of the graph reads.
 
     renewed: names of inputs that hold something else after the rewrite than before: other weights, codes for numbers.
     """

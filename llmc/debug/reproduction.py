@@ -77,7 +77,7 @@ if __name__ == "__main__":
 
 @dataclass(frozen=True)
 class Reproduction:
-    """Where it was written. local: what the piece alone shows, the worst of its outputs; None where there is no piece
+    """Where it was written. local: what the piece shows by itself, the worst of its outputs; None if there is no piece
     that runs, and error says why."""
 
     directory: Path
@@ -93,7 +93,7 @@ def write_reproduction(
     piece: ChangedRegion | None,
     check: Sequence[str],
 ) -> Reproduction:
-    """Write the directory, which must not exist or be empty. after, piece: None where the rewrite does not get that
+    """Write the directory, which must not exist or be empty. after, piece: None if the rewrite does not get that
     far. check: the command line that repeats the check at this rewrite.
 
     Raises OptionError for a directory that holds something.
@@ -180,7 +180,7 @@ def _region_text(graph: ModelGraph, region: Region) -> str:
     return "\n".join([*lines, f"return {outputs}"]) + "\n"
 
 
-def _readme(culprit: Culprit, found: Reproduction, has_piece: bool) -> str:
+def _readme(culprit: Culprit, reproduction: Reproduction, has_piece: bool) -> str:
     rewrite = culprit.rewrite
     lines = [
         f"# {title(culprit)}",
@@ -197,9 +197,9 @@ def _readme(culprit: Culprit, found: Reproduction, has_piece: bool) -> str:
     lines.append(f"* found in {len(culprit.probes)} runs of the check")
     if has_piece:
         lines += ["", "`python repro.py` computes what the rewrite changed, before and after, on saved inputs."]
-        if found.error is not None:
-            lines.append(f"After the rewrite it does not run: {found.error}")
-        elif found.local is not None:
-            lines.append(f"Seen when this was written: relative difference {found.local.relative:.1e}.")
+        if reproduction.error is not None:
+            lines.append(f"After the rewrite it does not run: {reproduction.error}")
+        elif reproduction.local is not None:
+            lines.append(f"Seen when this was written: relative difference {reproduction.local.relative:.1e}.")
     lines += ["", "`./check.sh` repeats the check on the whole model with and without this rewrite.", ""]
     return "\n".join(lines)

@@ -73,7 +73,7 @@ def _encode(tokenizer: Path, text: str) -> list[int]:
 
 
 def read_text(text: Path) -> str:
-    """Raises OptionError if it is not a UTF-8 text file."""
+    """Read a text file. Raises OptionError if it is not one in UTF-8."""
     try:
         return text.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

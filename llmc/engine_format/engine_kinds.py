@@ -25,7 +25,7 @@ MODEL_NAME = "model.onnx"
 @dataclass(frozen=True)
 class Runner:
     """An executor. opens: its module and the function in it that opens an engine, given an OpeningRequest
-    (runtime/executors/opening_request.py). opens_ranks: the same for an engine of several ranks; None where one process
+    (runtime/executors/opening_request.py). opens_ranks: the same for an engine of several ranks; None if one process
     runs all of them. needs: a file without which an engine cannot be run so. asked_by: the
     environment's variable that, where it is 1, makes it the one that runs engines unasked."""
 
@@ -38,8 +38,9 @@ class Runner:
 
 @dataclass(frozen=True)
 class EngineKind:
-    """is_for: whether a target of that name is of the kind. executed: the name of the one file that executors open; for
-    GPUs the program, which names the binaries. runners: the first runs engines unasked."""
+    """A kind of engine, by its targets. is_for: whether a target of that name is of the kind. executed: the name of the
+    one file that executors open; for GPUs the program, which names the binaries. runners: the first runs engines
+    unasked."""
 
     is_for: Callable[[str], bool]
     executed: re.Pattern[str]

@@ -12,7 +12,7 @@ _MOST_BYTES = 256 << 20
 
 
 def kept_binaries(program: Program, engine: Path) -> dict[str, DeviceBinary]:
-    """For each kernel that steps launch, by its name, the binary whose PTX is kept.
+    """Return the binary whose PTX is kept for each kernel that steps launch, by its name.
 
     Args:
         program: of a GPU engine.

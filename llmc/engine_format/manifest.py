@@ -39,7 +39,7 @@ class ModelRecord:
 
     @property
     def row_width(self) -> int:
-        """Columns of a logit row."""
+        """The number of columns of a logit row."""
         return self.vocab_size if self.head is None else self.head.width
 
 

@@ -120,8 +120,8 @@ def read_engine(path: Path, *, check_weights: bool = True, check_machine: bool =
 
 
 def start_engine(path: Path) -> tuple[EngineDirectory, WeightCheck]:
-    """As `read_engine` for any machine, but what no start needs is compared meanwhile and afterwards, the weights by
-    XXH3: see WeightCheck."""
+    """Read an engine as `read_engine` does for any machine, but check what no start needs meanwhile and afterwards, the
+    weights by XXH3: see WeightCheck."""
     files, manifest = _open(path)
     check = WeightCheck(files)
     try:
@@ -173,7 +173,7 @@ def stage_folder(stage: int) -> str:
 
 
 def _further_stages(files: EngineFiles, manifest: Manifest, first: Program) -> list[StageProgram]:
-    """The stages behind the first, each of which continues where the one before ends."""
+    """The stages after the first, each of which continues where the one before ends."""
     found: list[StageProgram] = []
     before = first
     for number in range(1, first.layout.pipeline):

@@ -1,4 +1,5 @@
-"""Where an engine or a model directory may be given: which engine that is, and whether it is the one that was meant."""
+"""Find the engine for an argument that may be an engine or a model directory, and check that it is the requested
+one."""
 
 from __future__ import annotations
 

@@ -99,8 +99,8 @@ def _is_onnx(model: Path) -> bool:
 
 
 def _model_files(model: Path) -> dict[str, Path]:
-    """All files that a model may be read from: those of its directory, or for an ONNX file also in the folder
-    above it."""
+    """Return all files from which a model may be read: those of its directory, or for an ONNX file also those of the
+    directory above it."""
     if not _is_onnx(model):
         files = [*sorted(model.iterdir()), *sorted((model / TEMPLATE_FOLDER).glob("*.jinja"))]
         return {name_of(p): p for p in files if p.is_file()}

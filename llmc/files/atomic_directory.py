@@ -98,7 +98,7 @@ class AtomicDirectory:
 
 
 def _sync_all(paths: Sequence[Path]) -> None:
-    """Several at a time: a file system commits what it notes of them together."""
+    """Sync several files at a time, because a file system commits its records of them together."""
     with ThreadPoolExecutor(_SYNCED_AT_ONCE) as threads:
         for _ in threads.map(_sync, paths):
             pass

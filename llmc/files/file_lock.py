@@ -7,7 +7,8 @@ from pathlib import Path
 
 
 def try_lock(path: Path) -> int | None:
-    """A descriptor that holds the path's lock until it is closed; None if another holder has it, or none can be had."""
+    """A descriptor that holds the path's lock until it is closed; None if another holder has it, or the file system has
+    no locks."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
@@ -27,7 +28,8 @@ def wait_for_lock(descriptor: int) -> None:
 
 
 def share_lock(descriptor: int) -> None:
-    """Hold the lock together with others who share it, for as long as the file is open or mapped; if it can be had."""
+    """Hold the lock together with others who share it, for as long as the file is open or mapped, if the file system
+    has locks."""
     with suppress(OSError):
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
 

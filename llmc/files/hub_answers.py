@@ -70,7 +70,7 @@ class HubAnswers:
             self._check_file(asked, status, headers)
 
     def longest_body(self, asked: str) -> int | None:
-        """Bytes that the body may have; None where no answer has told the sizes of the files."""
+        """Bytes that the body may have; None if no answer has told the sizes of the files."""
         question = _question(asked)
         if question is not None and question["about"]:
             return MOST_DESCRIPTION
@@ -224,5 +224,5 @@ def _question(asked: str) -> re.Match[str] | None:
 
 
 def _shown(value: object) -> str:
-    """As it was sent, but short and without control characters."""
+    """Return a value as it was sent, shortened and without control characters."""
     return ascii(value)[:80]

@@ -29,8 +29,8 @@ class HubFiles:
 
 @dataclass(frozen=True)
 class HubName:
-    """repository: `org/name`. revision: a branch, tag or commit; None for the default branch. type: what the name of a
-    GGUF file ends in, such as Q4_0; None for the model's own files."""
+    """The name of a model on the hub. repository: `org/name`. revision: a branch, tag or commit; None for the default
+    branch. type: what the name of a GGUF file ends in, such as Q4_0; None for the model's own files."""
 
     repository: str
     revision: str | None = None
@@ -72,7 +72,7 @@ def fetched_model(model: str | PathLike[str], weights: Sequence[HubFiles]) -> Pa
 
 
 def hub_name(text: str) -> HubName | None:
-    """None if the text is not a hub name, such as a path without exactly one slash."""
+    """Return the hub name of a text; None if it is not one, such as a path without exactly one slash."""
     found = _NAME.fullmatch(text)
     return None if found is None else HubName(found["repository"], found["revision"], found["type"])
 
@@ -174,7 +174,7 @@ def _reason(error: Exception, name: HubName) -> tuple[str, str]:
     if isinstance(cause, hub.FileMetadataError):
         return "cannot be fetched: the server is not a Hugging Face hub", "set HF_ENDPOINT to one, or leave it out"
     if isinstance(error, hub.LocalEntryNotFoundError):
-        fix = f"where there is a network: {name.command}; HF_HOME says where the cache is"
+        fix = f"on a machine with a network: {name.command}; HF_HOME says where the cache is"
         return f"is not a directory here, and the hub cannot be reached for it: {text:.200}", fix
     if type(error).__name__ == "TooManyRedirects":
         return "cannot be fetched: the hub leads from address to address without end", try_it

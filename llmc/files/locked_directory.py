@@ -17,7 +17,7 @@ def locked_directory(parent: Path, start: str, *, mode: int = 0o777) -> tuple[Pa
     made.
 
     Returns:
-        The directory, and the descriptor that holds the lock; None where the file system has no locks.
+        The directory, and the descriptor that holds the lock; None if the file system has no locks.
 
     Raises:
         OSError: the directory cannot be made.
@@ -33,7 +33,7 @@ def locked_directory(parent: Path, start: str, *, mode: int = 0o777) -> tuple[Pa
 
 
 def remove_abandoned(parent: Path, start: str) -> None:
-    """Delete this user's directories of that name whose process is gone."""
+    """Delete this user's directories of that name whose process has ended."""
     for path in parent.glob(f"{_escaped(start)}.*{TEMPORARY_SUFFIX}"):
         lock = try_lock(path)
         if lock is None:

@@ -54,7 +54,8 @@ def from_json(kind: type[T], value: Any, at: str) -> T:
 
 
 class _MismatchError(Exception):
-    """path: from the value that does not fit outwards; it is only put together when there is one."""
+    """A value that does not have the expected type. path: from the value that does not fit outwards; it is only put
+    together when there is one."""
 
     def __init__(self, problem: str) -> None:
         super().__init__(problem)

@@ -90,7 +90,8 @@ class CodeFormat:
 
     @property
     def planes(self) -> tuple[int, ...]:
-        """How many bits of a code lie together, from the low ones on: those of 5 and 6 bits, as 4 and what is above."""
+        """The number of bits of a code in each plane, from the low ones on: 4 and the rest for codes of 5 and 6
+        bits."""
         return {3: (2, 1), 5: (4, 1), 6: (4, 2)}.get(self.bits, (self.bits,))
 
     @property
@@ -129,7 +130,7 @@ class CodeFormat:
 
     @property
     def step_field_bits(self) -> int:
-        """Bits of the steps of one group, of its scale and of its minimum; 0 where there are none."""
+        """Bits of the steps of one group, of its scale and of its minimum; 0 if there are none."""
         return 0 if self.steps is None else self.steps.bits * (1 + self.has_minimum)
 
     @property

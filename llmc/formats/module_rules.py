@@ -22,7 +22,8 @@ BudgetT = TypeVar("BudgetT")
 
 @dataclass(frozen=True)
 class Rule(Generic[S]):
-    """scheme: for modules whose dotted name, or the end of it after a dot, matches the glob pattern; None: none."""
+    """A rule that gives modules a scheme. scheme: for modules whose dotted name, or the end of it after a dot, matches
+    the glob pattern; None: none."""
 
     pattern: str
     scheme: S | None
@@ -34,8 +35,9 @@ class Rule(Generic[S]):
 
 @dataclass(frozen=True)
 class BudgetedSchemes(Generic[SchemeT, BudgetT]):
-    """default: of every product's weight that no rule is for; None leaves it alone. budget: from which each of these
-    gets its own scheme, in the place of a default."""
+    """The schemes of modules, with a default or a budget for the others. default: of every product's weight that no
+    rule is for; None leaves it alone. budget: from which each of these gets its own scheme, in the place of a
+    default."""
 
     default: SchemeT | None
     rules: tuple[Rule[SchemeT], ...]

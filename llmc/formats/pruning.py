@@ -17,10 +17,10 @@ _NOTHING = "none"
 
 @dataclass(frozen=True)
 class Pruning:
-    """channels: the share of each MLP's inner channels to remove. heads: the share of each attention's KV heads, with
-    their query heads. layers: number of layers to remove. values: the share of all value channels to remove.
-    value_rank: number of value channels that each KV head keeps; 0 leaves it to `values`. rules: other shares, or None,
-    by module names; the last matching rule counts."""
+    """The parts of a model to remove. channels: the share of each MLP's inner channels to remove. heads: the share of
+    each attention's KV heads, with their query heads. layers: number of layers to remove. values: the share of all
+    value channels to remove. value_rank: number of value channels that each KV head keeps; 0 leaves it to `values`.
+    rules: other shares, or None, by module names; the last matching rule counts."""
 
     channels: float = 0.0
     heads: float = 0.0

@@ -9,7 +9,7 @@ class QuantizedWeight:
 
     module: its name in the checkpoint. scheme: as spelled. bits: a weight, scales included. error: root mean square
     error over the root mean square, of the product's output on calibration text if is_output_error, else of the
-    weight; None where codes came with the checkpoint. reason: why mixed precision chose the scheme.
+    weight; None if codes came with the checkpoint. reason: why mixed precision chose the scheme.
     """
 
     module: str

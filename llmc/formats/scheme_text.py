@@ -12,9 +12,9 @@ _GROUPS = tuple(f"g{size}" for size in reversed(GROUPS))
 # Options that say what shares a scale.
 SHARING = frozenset({*_GROUPS, "channel", "tensor", "block"})
 # How tokens are rounded: with a scale for each group of channels, with one, or not at all.
-_TOKEN_GROUP, WHOLE_TOKENS, _PLAIN_TOKENS = f"x{TOKEN_GROUP}", "xrow", "xnone"
+_TOKEN_GROUP, _WHOLE_TOKENS, _PLAIN_TOKENS = f"x{TOKEN_GROUP}", "xrow", "xnone"
 # Options that say how tokens are rounded.
-ROUNDING = frozenset({_TOKEN_GROUP, WHOLE_TOKENS, "static", "dynamic"})
+ROUNDING = frozenset({_TOKEN_GROUP, _WHOLE_TOKENS, "static", "dynamic"})
 
 
 def parse_scheme(text: str) -> Scheme | None:
@@ -87,7 +87,7 @@ def _kind(word: str) -> str:
         return "what shares a scale"
     if names_run(key):
         return "columns that share a float"
-    pairs = (("sym", "asym"), ("static", "dynamic"), (_TOKEN_GROUP, WHOLE_TOKENS, _PLAIN_TOKENS))
+    pairs = (("sym", "asym"), ("static", "dynamic"), (_TOKEN_GROUP, _WHOLE_TOKENS, _PLAIN_TOKENS))
     return next((each[0] for each in (*pairs, ("actorder", "noactorder")) if key in each), key)
 
 
@@ -110,8 +110,8 @@ def names_run(key: str) -> bool:
 
 def _token_options(scheme: Scheme) -> tuple[str, ...]:
     if scheme.codes.is_blocked:
-        return (_TOKEN_GROUP, WHOLE_TOKENS, _PLAIN_TOKENS)
-    return (_TOKEN_GROUP, WHOLE_TOKENS) if scheme.activation == "int8" else ()
+        return (_TOKEN_GROUP, _WHOLE_TOKENS, _PLAIN_TOKENS)
+    return (_TOKEN_GROUP, _WHOLE_TOKENS) if scheme.activation == "int8" else ()
 
 
 def _share(text: str, word: str) -> float:

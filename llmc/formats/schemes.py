@@ -81,7 +81,7 @@ class Scheme:
 
     @property
     def columns(self) -> int | None:
-        """How many columns share a scale; None for all."""
+        """The number of columns that share a scale; None for all."""
         return {"group": self.group, "block": BLOCK}.get(self.granularity)
 
     def groups(self) -> tuple["Scheme", ...]:
@@ -184,7 +184,7 @@ class Budget:
 
     @property
     def blocked(self) -> tuple[Scheme, ...]:
-        """Further schemes: all blocked formats with no fewer bits per code than the first of `schemes`."""
+        """Return further schemes: all blocked formats with no fewer bits per code than the first of `schemes`."""
         least = self.schemes[0].code_bits
         return tuple(
             self._rounded(name) for name, codes in CODE_FORMATS.items() if codes.is_blocked and codes.bits >= least

@@ -19,8 +19,8 @@ Model = str | PathLike[str] | nn.Module | ExportedProgram
 
 @dataclass(frozen=True)
 class Captured:
-    """graph: at stage captured. source: where its Stored recipes read. notes: what a build should say of the model.
-    tokenizer_files: to be copied to the engine."""
+    """A captured model. graph: at stage captured. source: where its Stored recipes read. notes: what a build should say
+    of the model. tokenizer_files: to be copied to the engine."""
 
     graph: ModelGraph
     source: WeightSource

@@ -1,4 +1,4 @@
-"""The end token that a tokenizer names: a chat model's is often in no other file than its tokenizer's."""
+"""The end token that a tokenizer names. Often only the tokenizer's files of a chat model have it."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -27,7 +27,7 @@ def with_end_token(captured: Captured) -> Captured:
     if end is not None:
         id = known.token_to_id(end)
         if id is None or id >= info.vocab_size:
-            has = "the tokenizer has no such token" if id is None else f"its id, {id}, is none of the model's"
+            has = "the tokenizer has no such token" if id is None else f"its id, {id}, is not in the model's vocabulary"
             notes += (f"the tokenizer's settings call {end!r} the end of a text, and {has}: it is ignored",)
         elif id not in info.eos_token_ids:
             captured.graph.info = replace(info, eos_token_ids=(*info.eos_token_ids, id))

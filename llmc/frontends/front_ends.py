@@ -1,4 +1,4 @@
-"""The front ends, one line each. Imports none of them."""
+"""The front ends, one line each. None of them is imported."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

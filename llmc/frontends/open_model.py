@@ -29,7 +29,8 @@ def open_model(model: Model | OpenedModel[Any]) -> OpenedModel[Any]:
 
 
 def local_model(model: str | PathLike[str], *, weights: bool = True) -> Path:
-    """Where a model is on this machine: a path as it is, the snapshot of a hub name, or what is made of a single file.
+    """Return the path of a model on this machine: a path as it is, the snapshot of a hub name, or the directory that is
+    made of a single file.
 
     Args:
         weights: False fetches only what describes the model.

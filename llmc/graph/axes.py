@@ -22,9 +22,9 @@ _TENSOR = re.compile(r"(\w*)\[([^\]]*)\]")
 
 @dataclass(frozen=True)
 class Axis:
-    """letter: the name of the axis, or of the runs that it is made of. inner: what the runs are made of, from the outer
-    to the inner one: `h` of `g*h`. repeats: whether it is `e:o`, whose letter is o. whole, squares, optional, rest,
-    rows: `!`, `~`, `?`, `c*`, `|`."""
+    """An axis in an op's rule. letter: the name of the axis, or of the runs that it is made of. inner: what the runs
+    are made of, from the outer to the inner one: `h` of `g*h`. repeats: whether it is `e:o`, whose letter is o. whole,
+    squares, optional, rest, rows: `!`, `~`, `?`, `c*`, `|`."""
 
     letter: str
     inner: tuple[str, ...] = ()
@@ -72,7 +72,7 @@ def tensor_axes(text: str) -> Mapping[str, tuple[Axis, ...]]:
 
 
 def ranks_of(axes: tuple[Axis, ...]) -> tuple[int, ...]:
-    """How many axes a tensor may have; with `c*` as the last also more."""
+    """Return the numbers of axes that a tensor may have; with `c*` as the last also more."""
     return tuple(range(sum(not axis.optional for axis in axes), len(axes) + 1))
 
 

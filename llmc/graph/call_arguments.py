@@ -8,7 +8,7 @@ from torch._ops import OpOverload
 
 
 def call_arguments(node: fx.Node) -> dict[str, Any]:
-    """Every argument of a call by schema name, defaults filled in.
+    """Return every argument of a call by schema name, with defaults filled in.
 
     A target without a schema (operator.getitem) has its arguments by index.
     """

@@ -139,7 +139,7 @@ def _shares(
 
 
 def _code_bits(user: fx.Node, codes: fx.Node) -> int:
-    """Stored bits per byte of the graph's tensor: kernels pack codes more tightly than one per byte."""
+    """Return the stored bits per byte of the graph's tensor: kernels pack codes more tightly than one per byte."""
     arguments = call_arguments(user)
     is_codes = arguments.get("codes") is codes and arguments.get("format") in CODE_FORMATS
     return CODE_FORMATS[arguments["format"]].bits if is_codes else 8
@@ -152,7 +152,7 @@ def _cache_bytes(node: fx.Node, symbols: Mapping[sympy.Symbol, sympy.Symbol]) ->
         state = arguments["state"].meta["val"]
         return 2 * R * math.prod(state.shape[1:]) * state.dtype.itemsize
     if COMPACTION in arguments or not any(name in arguments for name in _CACHES):
-        return _ZERO  # Steps with a compaction are none of those that are counted.
+        return _ZERO  # Steps with a compaction are not counted.
     k_cache, v_cache = (arguments[name].meta["val"] for name in _CACHES)
     row = sum(c.shape[1] * c.shape[3] * c.dtype.itemsize for c in (k_cache, v_cache))
     if "slot_mapping" in arguments:
@@ -162,7 +162,8 @@ def _cache_bytes(node: fx.Node, symbols: Mapping[sympy.Symbol, sympy.Symbol]) ->
 
 
 def _flops(node: fx.Node, symbols: Mapping[sympy.Symbol, sympy.Symbol]) -> sympy.Expr:
-    """By the op's record; of aten's ops one for each element, since a pointwise op is never the limit."""
+    """Return the operations by the op's record. Ops of aten count one per element, because a pointwise op is never the
+    limit."""
     call, record = op_call(node, symbols), record_of(node)
     if record is not None:
         return record.flops(call)

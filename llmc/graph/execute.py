@@ -79,7 +79,7 @@ def sequence_inputs(
         if any(cut.moves for _, cut in policy.cuts_before(len(tokens), len(tokens))):
             raise RequestError(
                 f"{policy} moves rows of the cache between steps, which llmc.graph.execute does not do",
-                fix=f"look at no more than {next(policy.cuts(len(tokens)))} tokens",
+                fix=f"read at most {next(policy.cuts(len(tokens)))} tokens",
             )
     caches = _Caches(graph, steps, block_size)
     return [caches.tensors | _step_inputs(graph, caches, step) for step in steps]

@@ -45,7 +45,8 @@ class FakeValues:
         return self._known[key]
 
     def _key(self, value: Any) -> Hashable:
-        """Equal for arguments that an op cannot tell apart by anything but data; 1, 1.0 and True differ."""
+        """Return a key that is equal for arguments that an op can tell apart only by their data; 1, 1.0 and True
+        differ."""
         if isinstance(value, fx.Node):
             return self._key(_value(value))
         if isinstance(value, Tensor):

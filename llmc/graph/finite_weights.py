@@ -1,4 +1,4 @@
-"""Notice NaN and Inf among the weights, and matrices of nothing but zeros, while they stream through a build."""
+"""Notice NaN and Inf among the weights, and matrices of zeros, while they stream through a build."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -63,14 +63,15 @@ class _ZeroFinder:
     def load(self, name: str) -> Tensor:
         value = self.source.load(name)
         is_matrix = value.dtype in _INFINITY and value.dim() > 1 and value.numel() > 0
-        # The first row tells of nearly every weight, without a look at the others.
+        # For nearly every weight the first row decides, without reading the others.
         if is_matrix and not bool(value[0].any()) and not bool(value.any()):
             self.zero.add(name)
         return value
 
 
 def _all_finite(value: Tensor) -> bool:
-    """By the largest bit pattern, as signed and as unsigned numbers: no copies, and as fast as memory is read."""
+    """Return whether all values are finite, by the largest bit pattern of signed and of unsigned numbers. This copies
+    nothing."""
     size = value.dtype.itemsize
     whole = {2: torch.int16, 4: torch.int32, 8: torch.int64}[size]
     bits = value.contiguous().view(-1).view(whole).numpy()

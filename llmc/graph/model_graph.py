@@ -78,7 +78,7 @@ class StateSpec:
 @dataclass(frozen=True)
 class AttachedDraft:
     """Layers that draft from a model's hidden states, as a separate graph. method: the drafter that runs it.
-    id_offsets: what is to be added to its own token ids for the model's; None where they are the same."""
+    id_offsets: what is to be added to its own token ids for the model's; None if they are the same."""
 
     graph: ModelGraph
     method: str
@@ -94,7 +94,7 @@ class DraftCheckpoint(Protocol):
 
     @property
     def source(self) -> ShapedSource:
-        """Its tensors, by the names that recipes have after PREFIX."""
+        """The source of the draft's tensors, by the names that recipes have after PREFIX."""
 
     def taps(self, layers: int, width: int) -> tuple[int, ...] | None:
         """The layers of the target whose inputs the drafter reads; `layers` is the output of the last. None: it reads
@@ -104,7 +104,7 @@ class DraftCheckpoint(Protocol):
         """Notes for the build."""
 
     def combination(self, target: Target) -> Combination | None:
-        """How the tapped states become one; None where there is one. Raises CheckpointError."""
+        """Return how several tapped states become one; None for a single state. Raises CheckpointError."""
 
     def graphs(self, target: Target, info: ModelInfo) -> tuple[AttachedDraft, ...]:
         """The layers that draft: the first reads the target's hidden states, each further one those of the one before.
@@ -202,7 +202,7 @@ class ModelGraph:
         self.side_outputs += (name,)
 
     def returned(self) -> tuple[fx.Node, ...]:
-        """All that the graph returns, in order; a node may be there twice."""
+        """All values that the graph returns, in order; a node may occur twice."""
         (result,) = self.graph.output_node().args
         nodes: Any = (result,) if isinstance(result, fx.Node) else result
         return tuple(nodes)

@@ -44,7 +44,7 @@ class OpCall:
         return tuple(self.size(s) for s in self.shape(name))
 
     def size(self, size: int | torch.SymInt) -> sympy.Expr:
-        """One size in the symbols of a step."""
+        """Return a size in the symbols of a step."""
         return sympy.Integer(size) if isinstance(size, int) else size.node.expr.xreplace(self.symbols)
 
     def elements(self) -> sympy.Expr:

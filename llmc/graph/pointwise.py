@@ -53,7 +53,7 @@ Emit = Callable[[Statements, fx.Node], int]
 
 
 def kind_of(dtype: torch.dtype) -> Kind:
-    """How a loop computes with elements of a dtype."""
+    """Return the kind of number with which a loop computes elements of a dtype."""
     if dtype == torch.bool:
         return Kind.BOOL
     return Kind.FLOAT if dtype.is_floating_point else Kind.INT

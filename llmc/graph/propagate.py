@@ -13,7 +13,7 @@ from llmc.errors import PassError
 from llmc.graph.fake_value import fake_mode
 from llmc.graph.model_graph import ModelGraph
 
-# The example size behind a new symbol; larger than 1, which shape logic treats as broadcast.
+# The example size of a new symbol; larger than 1, which shape logic treats as broadcast.
 _HINT = 5
 
 

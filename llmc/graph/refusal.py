@@ -7,10 +7,15 @@ from torch import fx
 
 @dataclass(frozen=True)
 class Refusal:
-    """reason: with actual values (dtypes, shapes, users). node: the node that prevents the rewrite.
+    """The reason why a rewrite or kernel does not apply.
 
-    expected, found: the two sides of the reason, where it compares. users: of the node, those that are in the way.
-    is_asked: the user, or the checkpoint, wants it so: nothing is missing.
+    Args:
+        reason: The reason, with actual values such as dtypes, shapes and users.
+        node: The node that prevents the rewrite.
+        expected: The expected side, if the reason compares two values.
+        found: The actual side, if the reason compares two values.
+        users: The users of the node that prevent the rewrite.
+        is_asked: Whether the user or the checkpoint requires it, so that nothing is missing.
     """
 
     reason: str
@@ -22,7 +27,7 @@ class Refusal:
 
 
 class Refused(Exception):
-    """A Refusal that is raised, which ends a precondition where it is found."""
+    """A Refusal as an exception, which ends a precondition at once. Args: as of Refusal."""
 
     def __init__(
         self,

@@ -58,7 +58,7 @@ def repeats_of(tokens: Sequence[int], inputs: Sequence[tuple[int, ...]]) -> tupl
 
 
 def _search(
-    tokens: Sequence[int], inputs: Sequence[tuple[int, ...]], begin: int, end: int, found: list[Repeat]
+    tokens: Sequence[int], inputs: Sequence[tuple[int, ...]], begin: int, end: int, repeats: list[Repeat]
 ) -> None:
     """The repeat that covers most of tokens[begin:end], then those before and after it."""
     best = max(
@@ -68,9 +68,9 @@ def _search(
     )
     if best is None or best.count < 2:
         return
-    found.append(best)
-    _search(tokens, inputs, begin, best.start, found)
-    _search(tokens, inputs, best.end, end, found)
+    repeats.append(best)
+    _search(tokens, inputs, begin, best.start, repeats)
+    _search(tokens, inputs, best.end, end, repeats)
 
 
 def _periods(tokens: Sequence[int], begin: int, end: int) -> list[int]:

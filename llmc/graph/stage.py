@@ -4,8 +4,9 @@ from enum import Enum
 
 
 class Stage(Enum):
-    """captured: aten, as torch.export returns it. canonical: llmc:: ops and a short list of aten. serving: paged
-    attention, metadata inputs, logits of requested rows. optimized: fused. lowered: chosen kernels."""
+    """The stages of a graph. captured: aten, as torch.export returns it. canonical: llmc:: ops and a short list of
+    aten. serving: paged attention, metadata inputs, logits of requested rows. optimized: fused. lowered: chosen
+    kernels."""
 
     CAPTURED = "captured"
     CANONICAL = "canonical"

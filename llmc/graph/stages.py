@@ -97,7 +97,7 @@ class _Stage:
             start = end
 
     def _joined(self, values: Sequence[fx.Node]) -> fx.Node:
-        """One row for each token, of all that the next stage takes over."""
+        """Return one row per token of all values that the next stage reads."""
         rows = []
         for node in values:
             part = self._copies[node]
@@ -122,7 +122,7 @@ def _handed(graph: ModelGraph, number: int) -> list[fx.Node]:
 
 
 def _writers(graph: ModelGraph, number: int) -> list[fx.Node]:
-    """The nodes of a stage that write caches: those behind its hand-over and before the next one."""
+    """The nodes of a stage that write caches: those after its hand-over and before the next one."""
     stages: dict[fx.Node, int] = {}
     for node in graph.graph.nodes:
         if node.target is _HAND_OVER:

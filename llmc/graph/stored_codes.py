@@ -36,7 +36,7 @@ class StoredWeight:
 
     @property
     def label(self) -> str:
-        """Method, format and activations in words."""
+        """Method, format and activations as text."""
         by = "" if self.token_group is None else f" by {self.token_group}"
         rounded = "" if self.activation == "none" else f", {self.activation} activations{by}"
         is_named = CODE_FORMATS[self.format].is_blocked  # By the type that it comes from.
@@ -101,7 +101,7 @@ class CodeSource(WeightSource, Protocol):
         """Whether the build option `quantize` takes precedence over the stored codes."""
 
     def weight(self, name: str) -> StoredWeight | None:
-        """How the codes of a weight are stored; None for a weight without codes that can be taken as they are."""
+        """Return how the codes of a weight are stored; None for a weight without codes that can be kept."""
 
     def rounded(self, name: str) -> RoundedAgain | None:
         """The codes to which a weight in unsupported blocks is rounded; None for any other weight."""
@@ -110,7 +110,7 @@ class CodeSource(WeightSource, Protocol):
         """Whether the weights' codes can be rows of one matrix: equally many columns, and codes of one kind."""
 
     def unpacked(self, name: str) -> UnpackedCodes:
-        """All parts of a weight of codes, or their shapes and dtypes on torch's meta device."""
+        """Return all parts of a weight of codes, or their shapes and dtypes on torch's meta device."""
 
     def input_scale(self, name: str) -> Tensor | None:
         """The static scale of a weight's activations, [1] in fp32; None if the checkpoint holds none."""

@@ -1,6 +1,6 @@
 """Legal nodes of a graph at each stage: aten's pointwise and shape ops, llmc:: ops by their records, and inputs.
 
-Canonical graphs use aten.reshape, never aten.view: after the copies are gone a view need not exist.
+Canonical graphs use aten.reshape, never aten.view: after the copies are removed a view need not exist.
 """
 
 import operator
@@ -65,7 +65,7 @@ def legal_ops(stage: Stage) -> frozenset[Any]:
 
 
 def fallback_ops(contracts: Collection[str]) -> frozenset[Any]:
-    """Further ops that are legal if the build waives these contracts."""
+    """Return further ops that are legal if the build waives these contracts."""
     own = {overload for overload, record in RECORDS.items() if record.fallback in contracts}
     return frozenset().union(own, *(_FALLBACKS.get(name, ()) for name in contracts))
 

@@ -18,7 +18,7 @@ class WeightSource(Protocol):
     """The tensors of a checkpoint, loaded one at a time (memory-mapped where it is a file)."""
 
     def names(self) -> tuple[str, ...]:
-        """All tensor names, sorted."""
+        """Return all tensor names, sorted."""
 
     def load(self, name: str) -> Tensor:
         """The tensor on the CPU in its stored dtype; raises CheckpointError if it is missing or broken."""

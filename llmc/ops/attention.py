@@ -100,7 +100,7 @@ def heads_fit(call: OpCall) -> str | None:
     if (keeps := call.arguments.get("keeps")) is not None:
         beside = [name for name in ("window", "chunk", "chosen") if call.arguments[name] is not None]
         if beside:
-            return f"keeps={keeps!r} says what a query sees, and so does {beside[0]}"
+            return f"keeps={keeps!r} limits what a query sees, and so does {beside[0]}"
         try:
             CachePolicy.from_text(keeps)
         except ValueError as error:

@@ -15,14 +15,14 @@ from llmc.graph.op_record import A, OpCall
 from llmc.ops.paged_attention import visible_rows
 from llmc.ops.registry import FROM_SERVING, WHOLE_SEQUENCE, op
 
-# Stands behind a query's places where it sees fewer keys than may be chosen.
+# Fills the rest of a query's places where it sees fewer keys than may be chosen.
 NO_PLACE = 2**31 - 1
 
 
 def choose(q: Tensor, k: Tensor, weights: Tensor, first_place: int, count: int) -> Tensor:
-    """For queries in places first_place…: the places of the `count` visible keys with the highest scores, in order of
-    place; ties go to the first. q: [queries, heads, channels]; k: [keys, channels]; weights: [queries, heads]. Returns
-    [queries, count], int32, NO_PLACE where there are fewer keys."""
+    """Return for queries in places first_place… the places of the `count` visible keys with the highest scores, in
+    order of place; ties go to the first. q: [queries, heads, channels]; k: [keys, channels]; weights: [queries, heads].
+    Returns [queries, count], int32, NO_PLACE for missing keys."""
     by_head = torch.einsum("qhd,kd->qhk", q.float(), k.float()).relu()
     scores = torch.einsum("qh,qhk->qk", weights.float(), by_head)
     places = torch.arange(k.shape[0], device=q.device)

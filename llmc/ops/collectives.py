@@ -11,7 +11,7 @@ from llmc.ops.registry import FROM_CAPTURED, IN_NO_GRAPH, like, op, per_element
 
 
 def alone(name: str) -> LoweringError:
-    """That a collective was called as if it were an op like others."""
+    """Return the error for a collective that was called outside a partitioned graph."""
     return LoweringError(
         f"llmc::{name} was called on a single rank", fix="run all ranks of the graph: llmc.graph.execute does"
     )
@@ -34,7 +34,7 @@ def all_reduce(x: Tensor, ranks: int) -> Tensor:
 def hand_over(x: Tensor, stage: int) -> Tensor:
     """Pass x on to `stage`, which runs on other ranks. Returns x: [tokens, ...].
 
-    Rows are not said to be each other's alone: the next stage gets those of all tokens.
+    Rows are not declared independent, because the next stage gets those of all tokens.
     """
     return x.clone()
 

@@ -23,7 +23,7 @@ def _product(
 
 
 def fits(call: OpCall) -> str | None:
-    """Why x: [..., in] and weight: [out, in] have no product, or None."""
+    """Return why x: [..., in] and weight: [out, in] have no product, or None."""
     x, weight = call.shape("x"), call.shape("weight")
     return None if len(weight) == 2 and x[-1] == weight[1] else f"x {x} does not fit weight {weight}"
 

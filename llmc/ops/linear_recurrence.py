@@ -4,7 +4,7 @@
 
 S begins as `initial`. The first rule is the RG-LRU's. The second is the same in the semiring of max and +: the running
 maximum of exponents, with which RWKV and the mLSTM keep their sums of exponentials in range. A token's own contribution
-is left to the ops behind it, because models differ there. Sources: De et al. 2024, "Griffin"; Peng et al. 2023, "RWKV";
+is left to the ops after it, because models differ there. Sources: De et al. 2024, "Griffin"; Peng et al. 2023, "RWKV";
 Beck et al. 2024, "xLSTM".
 """
 

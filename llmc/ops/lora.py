@@ -26,7 +26,8 @@ def _check(call: OpCall) -> str | None:
     check=_check,
 )
 def lora(x: Tensor, lora_a: Tensor, lora_b: Tensor, ranks: Tensor, adapters: Tensor, ends: list[int]) -> Tensor:
-    """In fp32, 0 for tokens without an adapter (kernels leave those rows unchanged, because they are not read).
+    """Compute the adapters' part of a product, in fp32: 0 for tokens without an adapter (kernels leave these rows
+    unchanged, because they are not read).
 
     x: [tokens, channels]; lora_a: [slots, parts, max_rank, channels]; lora_b: [slots, max_rank, columns], with the
     scale in it; ranks: [slots, parts], int32; adapters: [tokens], int32, 0 for none or 1 + the slot. Part p has the

@@ -58,7 +58,7 @@ def product_result(*, rows: int = 1, dtype: torch.dtype | None = None) -> Fake:
 
 
 def per_element(count: int) -> Flops:
-    """So many operations for each element of the first result."""
+    """Return a cost of `count` operations per element of the first result."""
     return lambda call: count * call.elements()
 
 

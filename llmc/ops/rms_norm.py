@@ -11,7 +11,7 @@ from llmc.ops.registry import FROM_CAPTURED, WHEN_OPTIMIZED, like, op, per_eleme
 
 
 def weight_fits(call: OpCall) -> str | None:
-    """Why a norm's weight does not fit its rows, or None."""
+    """Return why a norm's weight does not fit its rows, or None."""
     x, weight = call.shape("x"), call.shape("weight")
     return None if not weight or weight == x[-1:] else f"weight {weight} does not fit x {x}"
 

@@ -49,7 +49,7 @@ def _top_k(a: Any) -> tuple[Tensor, Tensor]:
 
 @op(fake=_token_and_score, stages=IN_NO_GRAPH, flops=per_element(1), rows=("logits",))
 def argmax_rows(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Each row's largest logit's index, int32, the lowest one of equals, and that logit: [rows] each.
+    """Return the index of each row's largest logit, int32, the lowest of equal ones, and that logit: [rows] each.
 
     logits: [rows, vocabulary]. NaN counts as infinite, so that a caller sees from the logit that a row is unusable.
     """
@@ -79,7 +79,8 @@ def _largest(scores: Tensor) -> tuple[Tensor, Tensor]:
 
 @op(fake=_top_k, stages=IN_NO_GRAPH, flops=per_element(1), rows=("logits",))
 def top_k_rows(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Each row's k largest logits, in descending order, and their indices, int32; of equals the lower index first.
+    """Return each row's k largest logits, in descending order, and their indices, int32; of equal ones the lower index
+    first.
 
     logits: [rows, vocabulary]; both results: [rows, k].
     """
@@ -157,7 +158,7 @@ def waiting_time(u: Tensor) -> Tensor:
 
 
 def uniform(words: Tensor) -> Tensor:
-    """Numbers in [0, 1), fp32, of random words: int64 of 32 bits."""
+    """Convert random words to numbers in [0, 1), fp32. words: int64 of 32 bits."""
     return torch.where(words >= 1 << 31, words ^ _WORD, words).float() * _UNIT
 
 

@@ -38,7 +38,7 @@ def means_of(total: Tensor, sizes: Tensor, count: int, scale: float, interleaved
 
 
 def pairs(x: Tensor, half: int, interleaved: bool) -> tuple[Tensor, Tensor]:
-    """Both channels of each pair that llmc::rope rotates, [..., half] each. x: [..., channels]."""
+    """Return both channels of each pair that llmc::rope rotates, [..., half] each. x: [..., channels]."""
     turning = x[..., : 2 * half]
     if interleaved:
         return turning[..., 0::2], turning[..., 1::2]

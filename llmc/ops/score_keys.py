@@ -73,7 +73,7 @@ def score_keys(
 
     q_first, q_second: caches of queries, [blocks, heads, block_size, head_dim / 2]: half i of all heads' halves, in
     order, is head i of the first, or of the second. k_cache: as of kv_write. compaction: as of compact_kv. longest:
-    rows of the longest sequence. Rows under the queries, and those behind the request's, score 0.
+    rows of the longest sequence. Rows under the queries, and those after the request's, score 0.
     """
     heads, block_size = k_cache.shape[1:3]
     found = k_cache.new_zeros((heads, longest), dtype=torch.float32)

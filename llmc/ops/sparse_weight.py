@@ -1,4 +1,4 @@
-"""Sparse weights: the elements that are not zero, behind 64-bit masks that say where they are.
+"""Sparse weights: the nonzero elements, with 64-bit masks of their places.
 
 A weight [out, in] is stored as masks [out, ⌈in / 64⌉], int64, bit i of word w for column 64·w + i, and values [count]:
 the elements whose bit is set, in row order. The stored size is
@@ -36,7 +36,7 @@ def _fits(call: OpCall) -> str | None:
     part=Part.STORAGE,
 )
 def sparse_bitmask(values: Tensor, masks: Tensor, columns: int, dtype: torch.dtype) -> Tensor:
-    """The weight [out, columns] of values [count] behind masks [out, ⌈columns / 64⌉], in dtype."""
+    """The weight [out, columns] of values [count] with masks [out, ⌈columns / 64⌉], in dtype."""
     return expanded(values, masks, columns).to(dtype)
 
 
@@ -78,7 +78,7 @@ def mask_words(kept: Tensor) -> Tensor:
 
 
 def is_stored(weight: Tensor) -> Tensor:
-    """Which elements have a bit that is set, bool."""
+    """Return which elements have their bit set, bool."""
     return weight.contiguous().view(_INTEGERS[weight.dtype.itemsize]) != 0
 
 
@@ -100,7 +100,7 @@ def sparse_values(weight: Tensor, count: int) -> Tensor:
     """
     found = weight[is_stored(weight)]
     if len(found) > count:
-        raise ValueError(f"{len(found)} elements are not zero, where {count} were counted")
+        raise ValueError(f"{len(found)} elements are not zero, but {count} were counted")
     return torch.nn.functional.pad(found, (0, count - len(found)))
 
 

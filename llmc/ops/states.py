@@ -41,7 +41,7 @@ def scan_step(
 
 
 def check_floats(call: OpCall, names: tuple[str, ...]) -> str | None:
-    """That scans compute in fp32: what is wrong with a call, or None."""
+    """Return what is wrong with a call if a scan's inputs are not float; None if they are. Scans compute in fp32."""
     for name in names:
         value = call.arguments[name]
         if isinstance(value, Tensor) and value.dtype is not torch.float32:

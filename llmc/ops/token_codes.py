@@ -16,8 +16,8 @@ def token_codes(x: Tensor, scale: Tensor | None, format: str, group: int | None 
     format: int8 (-127 … 127) or fp8 (uint8, bits of e4m3fn). scale: [1], fp32, static, found by calibration; None:
     scale = max |x[t]| / largest code, per `group` channels if there is a group, where the last group may be shorter. In
     fp32, code = nearest(x · (1 / scale)) with ties to even and saturation, where the dynamic 1 / scale is computed as
-    largest / max |x[t]|; zeros alone have scale 0 and codes 0. Codes cannot express NaN, so a NaN in a group makes its
-    scale NaN, even if the scale is static.
+    largest / max |x[t]|; a row of zeros has scale 0 and codes 0. Codes cannot express NaN, so a NaN in a group makes
+    its scale NaN, even if the scale is static.
     """
     if group is not None:
         return _codes_of_groups(x, format, group)

@@ -28,7 +28,7 @@ def turn_rows(
     value_dim: int,
     cache_format: str | None = None,
 ) -> None:
-    """Move the last rows up to behind the first `sinks`, and turn their keys back by the rows that they pass.
+    """Move the last rows up to after the first `sinks`, and turn their keys back by the rows that they pass.
 
     k_cache, v_cache: as of kv_write; keys are rotated as by llmc::rope with angles of inv_freq, [rotary / 2]. Values,
     and the first rows, are copied as they are stored. compaction: as of compact_kv, without queries.

@@ -64,9 +64,9 @@ def passes_page(verdicts: Mapping[str, str]) -> str:
     return "\n".join(parts)
 
 
-def docstring(each: Pass) -> str:
+def docstring(graph_pass: Pass) -> str:
     """The docstring of the file that a pass is written in, or of its own function where the file has none."""
-    function = each.replacement if isinstance(each, Rewrite) else each.run
+    function = graph_pass.replacement if isinstance(graph_pass, Rewrite) else graph_pass.run
     return (sys.modules[function.__module__].__doc__ or function.__doc__ or "").strip()
 
 

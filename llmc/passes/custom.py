@@ -16,9 +16,9 @@ ENTRY_POINT_GROUP = "llmc.passes"
 
 
 def place(passes: Iterable[Pass], added: Sequence[Pass]) -> tuple[Pass, ...]:
-    """The passes with `added` put in: each behind the pass that its `after` names, or at the end.
+    """The passes with `added` put in: each after the pass that its `after` names, or at the end.
 
-    Several behind the same pass keep their order. Raises OptionError for an object that is not a pass, for a name that
+    Several after the same pass keep their order. Raises OptionError for an object that is not a pass, for a name that
     is taken, and for an `after` that names no pass.
     """
     order = list(passes)
@@ -36,17 +36,17 @@ def place(passes: Iterable[Pass], added: Sequence[Pass]) -> tuple[Pass, ...]:
     return tuple(order)
 
 
-def _index(each: Pass, order: list[Pass], names: list[str], placed: dict[str, str]) -> int:
-    if each.after is None:
+def _index(graph_pass: Pass, order: list[Pass], names: list[str], placed: dict[str, str]) -> int:
+    if graph_pass.after is None:
         return len(order)
-    if each.after not in names:
+    if graph_pass.after not in names:
         raise OptionError(
-            f"pass {each.name!r} goes after {each.after!r}, which does not exist",
-            at=f"after={each.after!r}",
-            fix=f"{did_you_mean(each.after, names)}passes: {', '.join(names)}",
+            f"pass {graph_pass.name!r} goes after {graph_pass.after!r}, which does not exist",
+            at=f"after={graph_pass.after!r}",
+            fix=f"{did_you_mean(graph_pass.after, names)}passes: {', '.join(names)}",
         )
-    index = names.index(each.after) + 1
-    while index < len(order) and placed.get(order[index].name) == each.after:
+    index = names.index(graph_pass.after) + 1
+    while index < len(order) and placed.get(order[index].name) == graph_pass.after:
         index += 1
     return index
 

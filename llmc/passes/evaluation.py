@@ -1,4 +1,4 @@
-"""Compute a value that depends on positions and constants alone, for chosen positions.
+"""Compute a value that depends only on positions and constants, for chosen positions.
 
 Masks and rotary angles are written in many ways; what they are is easier to see from their values than from their ops.
 """
@@ -94,7 +94,7 @@ class _Unknown:
     node: fx.Node
 
     def names(self) -> tuple[str, ...]:
-        """None."""
+        """Return no names."""
         return ()
 
     def load(self, name: str) -> Tensor:

@@ -29,10 +29,14 @@ _MAX_WAYS = 16
 
 @dataclass(frozen=True)
 class Match:
-    """A place where a pattern holds. bound: what each wildcard stands for, a node or a constant.
+    """A place where a pattern holds.
 
-    nodes: the ops between the wildcards and the outputs, the root first. outputs: what the pattern returns, the root
-    first. graph: what it was found in.
+    Attributes:
+        root: The node that the pattern returns.
+        bound: The node or constant of each wildcard.
+        nodes: The ops between the wildcards and the outputs, the root first.
+        outputs: The nodes that the pattern returns, the root first.
+        graph: The graph in which it was found.
     """
 
     root: fx.Node
@@ -47,7 +51,14 @@ class Match:
         return min(self.outputs)
 
     def tensor(self, name: str) -> torch.Tensor:
-        """The fake value of the node bound to a wildcard; PassError if it is bound to something else."""
+        """Return the fake value of the node that is bound to a wildcard, which has its shape and dtype.
+
+        Args:
+            name: The wildcard.
+
+        Raises:
+            PassError: If the wildcard is not bound to a tensor.
+        """
         value = tensor_of(self.bound[name])
         if value is None:
             raise PassError(f"wildcard {name!r} is bound to {self.bound[name]!r}, not to a tensor", at=self.root.name)
@@ -106,7 +117,7 @@ def _problem(
 
 @dataclass(frozen=True)
 class _State:
-    """nodes: what the pattern's ops stand for. chosen: what its `either` stand for."""
+    """The state of a match. nodes: what the pattern's ops stand for. chosen: what its `either` stand for."""
 
     bound: dict[str, Any] = field(default_factory=dict)
     nodes: dict[fx.Node, fx.Node] = field(default_factory=dict)
@@ -197,7 +208,7 @@ class _Attempt:
             yield from self._solve(((alternative, value, call), *rest), chosen)
 
     def _output(self, pattern: fx.Node, rest: tuple[_Goal, ...], state: _State) -> _Found:
-        """One of several outputs: bound already, within the nodes of the root, or found by its inputs."""
+        """Match one of several outputs: bound already, within the nodes of the root, or found by its inputs."""
         if pattern in state.nodes or pattern in state.chosen:
             yield from self._solve(rest, state)
             return

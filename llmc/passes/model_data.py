@@ -23,8 +23,9 @@ def in_one_line(tell: Callable[[str], None]) -> Callable[[str, int, int], None]:
 
 @dataclass(frozen=True)
 class ModelData:
-    """source: where the graph's recipes read. tokenizer: the model's tokenizer.json. progress: told what is being
-    done, how many of it are done, and how many there are. tokens: how the target rounds tokens by default."""
+    """The data of a model that passes may use. source: where the graph's recipes read. tokenizer: the model's
+    tokenizer.json. progress: told what is being done, how many of it are done, and how many there are. tokens: how the
+    target rounds tokens by default."""
 
     source: WeightSource
     tokenizer: Path | None = None

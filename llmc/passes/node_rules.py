@@ -43,7 +43,7 @@ def rule_pass(
     *examples: Example,
     unproved: str | None = None,
 ) -> GraphPass:
-    """A pass over the captured graph that is rules alone. rules: those of a graph, by the op that they are for."""
+    """A pass over the captured graph that consists of rules. rules: those of a graph, by the op that they are for."""
 
     @functools.wraps(rules)  # docs/passes.md describes a pass by the file of its function
     def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
@@ -58,7 +58,7 @@ def apply_rules(graph: ModelGraph, rules: Mapping[Any, Rule], log: RewriteLog) -
         log.drop_refusals()
         if not _sweep(graph.graph, rules, log):
             return
-    raise PassError(f"still finds candidates after {_MAX_SWEEPS} sweeps", fix="its rules undo one another")
+    raise PassError(f"still finds candidates after {_MAX_SWEEPS} sweeps", fix="its rules undo each other")
 
 
 def _sweep(graph: fx.Graph, rules: Mapping[Any, Rule], log: RewriteLog) -> bool:

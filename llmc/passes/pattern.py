@@ -16,13 +16,15 @@ CAST = torch.ops.aten._to_copy.default
 
 class Weight:
     """The annotation of a wildcard that binds what is known when the engine is built: a weight, or what is computed
-    from weights alone, such as the values of codes. Also None, for an argument that is not given."""
+    only from weights, such as the values of codes. Also None, for an argument that is not given."""
 
 
 def either(*alternatives: Any) -> Any:
-    """Inside a pattern: a value that may be any of these, tried in order. At least one must be an op's result.
+    """Inside a pattern, return a value that may have any of several forms.
 
-    Wildcards of the alternatives that do not hold stay unbound.
+    Args:
+        *alternatives: The forms, tried in order. At least one must be an op's result. Wildcards of forms that do not
+            hold stay unbound.
     """
     tracer = next(a.tracer for a in alternatives if isinstance(a, fx.Proxy))
     return tracer.create_proxy("call_function", either, alternatives, {})
@@ -30,9 +32,9 @@ def either(*alternatives: Any) -> Any:
 
 @dataclass(frozen=True)
 class Pattern:
-    """outputs: the traced nodes that it returns; the first is the root, which anchors the match. targets: the ops that
-    the root may call. size: minimum number of ops, without casts, which may be absent from a match. kinds: wildcards
-    that bind one kind of value only: Weight, or float for numbers."""
+    """A traced pattern. outputs: the traced nodes that it returns; the first is the root, which anchors the match.
+    targets: the ops that the root may call. size: minimum number of ops, without casts, which may be absent from a
+    match. kinds: wildcards that bind one kind of value only: Weight, or float for numbers."""
 
     function: Callable[..., Any]
     outputs: tuple[fx.Node, ...]

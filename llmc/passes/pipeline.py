@@ -80,12 +80,23 @@ from llmc.passes.speculative.tap_hidden_states import tap_for_draft
 
 
 def default() -> tuple[Pass, ...]:
-    """Every pass of a build, in order: llmc's own, and those of installed packages where they ask to be."""
+    """Return every pass of a build, in order: llmc's own, and those that installed packages register.
+
+    Raises:
+        OptionError: If the passes of a package cannot be loaded.
+    """
     return place(built_in(), installed())
 
 
 def extended(*added: Pass) -> tuple[Pass, ...]:
-    """The default passes with more, each where its `after` says. Raises OptionError for a name that does not fit."""
+    """Return the default passes with further ones.
+
+    Args:
+        *added: The further passes, each put after the pass that its `after` names, or at the end.
+
+    Raises:
+        OptionError: For a name that another pass has, or an `after` that names no pass.
+    """
     return place(default(), added)
 
 
@@ -101,7 +112,7 @@ def essential() -> frozenset[str]:
 
 
 def canonical() -> tuple[Pass, ...]:
-    """From aten, as torch.export returns it, to llmc:: ops over tokens."""
+    """Return the passes from aten, as torch.export returns it, to llmc:: ops over tokens."""
     return (
         remove_export_residue,
         normalize_ops,
@@ -163,7 +174,7 @@ def parallel() -> tuple[Pass, ...]:
 
 
 def serving() -> tuple[Pass, ...]:
-    """From one whole sequence to a step of many requests."""
+    """Return the passes from one whole sequence to a step of many requests."""
     return (
         calibrate_queries,
         compress_kv_cache,

@@ -44,7 +44,7 @@ class PlannedWeight(Generic[S]):
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Rows and columns."""
+        """The numbers of rows and columns."""
         rows, columns = self.weights[0].meta["val"].shape
         return int(rows), int(columns)
 
@@ -125,7 +125,7 @@ def with_schemes(
 
 
 def why_not(planned: PlannedWeight[S], wanted: ModuleSchemes[S], left: str) -> str:
-    """Why a weight is left alone, by the option's own words. left: what it stays."""
+    """Return why a weight is left alone, by the option's own words. left: what it stays."""
     rule = wanted.rule_for(planned.module)
     if planned.is_ruled and rule is not None:
         return f"{rule.pattern}=none leaves {planned.module} {left}"

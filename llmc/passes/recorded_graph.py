@@ -47,7 +47,8 @@ class RecordedGraph(fx.Graph):
         name: str | None = None,
         type_expr: Any = None,
     ) -> fx.Node:
-        """As fx.Graph.create_node, with meta filled in; a call is named after its op, without the overload."""
+        """Create a node as fx.Graph.create_node does, with meta filled in; a call is named after its op, without the
+        overload."""
         if self._rewrite is not None and isinstance(target, OpOverload):
             name = self._prefix + target._schema.name.split("::")[1].lstrip("_")
         node = super().create_node(op, target, args, kwargs, name, type_expr)

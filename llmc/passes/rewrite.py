@@ -30,27 +30,31 @@ class Numerics(Enum):
 
 @dataclass(frozen=True)
 class Rewrite:
-    """A pattern pass, pure data; the runner does the rest.
+    """A pattern pass, which is pure data: the runner finds and rewrites the matches.
 
-    patterns: plain functions that call torch.ops.aten.* or torch.ops.llmc.* on their parameters, and return one
-        value, the root, or a tuple of it and more outputs, which others may read too. A parameter is a wildcard: it
-        binds a node or a constant, and the same one each time it is used; names mean the same in every pattern of the
-        pass. One annotated `Weight` binds only what is known when the engine is built, one annotated `float` only
-        numbers. `either(a, b)` is a value of one of several forms. Optional arguments are filled in on both sides, dims
-        compare modulo the rank, add and mul match in both orders, and a cast (`_to_copy`) also matches a value that
-        has its dtype already, since export leaves such casts out. So one pattern serves fp32 and bf16 models.
-    replacement: takes any of the patterns' parameters, nodes as fx proxies and constants as they are, None where the
-        pattern that matched has no such parameter, and returns what takes the root's place, or a tuple with one result
-        an output; dtypes and shapes must be theirs. May call several ops. A parameter `match` is given the Match.
-    precondition: sees a match before it is rewritten; a Refusal, returned or raised as Refused, leaves it alone and is
-        recorded, after the other ways in which the patterns hold at the root were tried.
-    shares_interior: whether nodes between the outputs and the wildcards may also be used outside the match. If not,
-        such a use is a refusal, except of a node that only moves data (a view, a cast), which costs little twice.
-    stage: the stage of the graph that comes out; None is that of the graph that goes in.
-    applies: whether a match is meant by the pass at all; one that is not is passed over without a refusal.
-    after: where llmc.passes.extended puts it: behind the pass of this name; None is the end.
-    examples: for `llmc prove`, which looks for values of the wildcards itself: those that it cannot find, by name, a
-        tensor as its shape. One mapping a case, of all patterns that hold for it.
+    A pattern's parameters are wildcards. A wildcard binds a node or a constant, and the same one at each use. One that
+    is annotated `Weight` binds only what is known when the engine is built; one that is annotated `float` binds only
+    numbers. `either(a, b)` is a value in one of several forms. Optional arguments are filled in on both sides, dims
+    compare modulo the rank, and add and mul match in both orders. A cast (`_to_copy`) also matches a value that already
+    has its dtype, because export omits such casts. So one pattern serves fp32 and bf16 models.
+
+    Args:
+        name: The name of the pass.
+        patterns: Functions that call torch.ops.aten.* or torch.ops.llmc.* on their parameters. They return one value,
+            the root, or a tuple of it and further outputs. Names mean the same in every pattern of the pass.
+        replacement: A function of any of the patterns' parameters, which are fx proxies for nodes, and None if the
+            pattern that matched lacks the parameter. A parameter `match` is given the Match. It returns the value that
+            replaces the root, or a tuple with one value per output, of the same dtypes and shapes.
+        precondition: Sees a match before it is rewritten. A Refusal, returned or raised as Refused, is recorded and
+            leaves the match alone, after the other ways in which the patterns hold at the root were tried.
+        numerics: The effect on numbers.
+        stage: The stage of the resulting graph; None is that of the input graph.
+        shares_interior: Whether nodes between the outputs and the wildcards may also be used outside the match.
+            Otherwise such a use is a refusal, except of a node that only moves data, which costs little twice.
+        applies: Whether the pass is for a match at all; other matches are skipped without a refusal.
+        after: The pass after which llmc.passes.extended puts this one; None is the end.
+        examples: Values of wildcards for `llmc prove` that it cannot find itself: one mapping per case, by name, with a
+            tensor as its shape.
     """
 
     name: str
@@ -67,13 +71,20 @@ class Rewrite:
 
 @dataclass(frozen=True)
 class GraphPass:
-    """A whole-graph pass. `run` calls log.step before each single rewrite, which must leave a graph that runs.
+    """A whole-graph pass.
 
-    Nodes that it creates get their fake value, the user's source line and the rewrite's number by themselves; a new
-    placeholder needs its meta["val"] set. Weights are added to or taken from graph.weights; dead code is left to the
-    runner. stage, after: as in Rewrite. budget: of a lossy pass, the largest |Δlogit| over the logits' spread that
-    `check_passes` lets it make; None for the usual one (debug/check_passes.py). examples: small graphs in which it
-    rewrites something, for `llmc prove`. unproved: why there are none.
+    New nodes automatically get their fake value, the user's source line and the rewrite's number; a new placeholder
+    needs its meta["val"] set. Weights are added to or removed from graph.weights. The runner removes dead code.
+
+    Args:
+        name: The name of the pass.
+        run: Rewrites the graph. It calls log.step before each single rewrite, which must leave a graph that runs.
+        numerics: The effect on numbers.
+        stage: As in Rewrite, and so is after.
+        budget: For a lossy pass, the largest |Δlogit| over the logits' spread that `check_passes` accepts; None for the
+            usual one.
+        examples: Small graphs in which it rewrites something, for `llmc prove`.
+        unproved: The reason why there are no examples.
     """
 
     name: str

@@ -49,7 +49,10 @@ class RewriteLog:
     def begin_pass(self, name: str, *, may_cut: bool = True, is_added: bool = False) -> None:
         """Start the record of a pass.
 
-        may_cut: False for one that is to run to its end whatever stop_after says. is_added: it is none of llmc's own.
+        Args:
+            name: The name of the pass.
+            may_cut: False for a pass that runs to its end, whatever stop_after is.
+            is_added: Whether it is not one of llmc's own passes.
         """
         self._history.extend(self.refusals())
         self._pass_name = name
@@ -61,7 +64,9 @@ class RewriteLog:
     def step(self, description: str, *nodes: fx.Node) -> None:
         """Announce one rewrite, before anything is changed for it.
 
-        nodes: those it is about; new nodes inherit the source line of the first one that has it.
+        Args:
+            description: The rewrite, as reports show it.
+            *nodes: The nodes that it is about. New nodes inherit the source line of the first one that has it.
         """
         if self._may_cut and self._stop_after is not None and self._count >= self._stop_after:
             raise PipelineCut
@@ -75,20 +80,24 @@ class RewriteLog:
         self._graph.record(self._title(self._count), source.meta["stack_trace"] if source else None, self._prefix)
 
     def refuse(self, refusal: Refusal) -> None:
-        """Record a near-miss; the same reason at the same node is recorded once."""
+        """Record a near-miss.
+
+        Args:
+            refusal: The reason. The same reason at the same node is recorded once.
+        """
         if refusal not in self._refusals:
             self._refusals[refusal] = _refusal_record(refusal)
 
     @contextmanager
     def refusing(self) -> Iterator[None]:
-        """Record what ends the block as Refused; the next candidate is looked at."""
+        """Record what ends the block as Refused; the next candidate follows."""
         try:
             yield
         except Refused as refused:
             self.refuse(refused.refusal)
 
     def drop_refusals(self) -> None:
-        """Forget this pass's near-misses, before the candidates are looked at again."""
+        """Forget this pass's near-misses, before the candidates are examined again."""
         self._refusals = {}
 
     def rewrites(self) -> tuple[RewriteRecord, ...]:

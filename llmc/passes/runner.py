@@ -1,4 +1,4 @@
-"""Runs passes over a graph: matching, replacement, dead code, verification, timing and numbering happen here alone."""
+"""Runs passes over a graph: matching, replacement, dead code, verification, timing and numbering happen only here."""
 
 import time
 import traceback
@@ -38,8 +38,8 @@ RewriteObserver = Callable[[str, RewriteRecord, ModelGraph], None]
 
 @dataclass(frozen=True)
 class PipelineResult:
-    """graph: what the passes made of the input, which is unchanged. was_cut: rewrites were left out by
-    options.stop_after."""
+    """The result of a pipeline. graph: what the passes made of the input, which is unchanged. was_cut: rewrites were
+    left out by options.stop_after."""
 
     graph: ModelGraph
     records: tuple[PassRecord, ...]
@@ -105,7 +105,7 @@ def run_pipeline(
 
 
 def _check_result(
-    each: Pass, result: ModelGraph, shapes: ShapeCheck, options: BuildOptions, also: tuple[Stage, ...]
+    graph_pass: Pass, result: ModelGraph, shapes: ShapeCheck, options: BuildOptions, also: tuple[Stage, ...]
 ) -> None:
     """Clean up after a pass, and raise PassError if it broke the graph. also: further stages that are legal."""
     remove_dead_code(result)
@@ -113,33 +113,35 @@ def _check_result(
         put_in_order(node)
     try:
         verify(result, also=also, allow_fallback=options.allow_fallback)
-        if isinstance(each, Rewrite):
+        if isinstance(graph_pass, Rewrite):
             shapes.follow()
         else:
             shapes.check()
     except PassError as error:
-        raise _of_pass(each, error, options) from error
+        raise _of_pass(graph_pass, error, options) from error
 
 
-def _record(each: Pass, result: ModelGraph, log: RewriteLog, seconds: float, size: int) -> PassRecord:
+def _record(graph_pass: Pass, result: ModelGraph, log: RewriteLog, seconds: float, size: int) -> PassRecord:
     """size: of the graph before the pass, in nodes."""
-    budget = None if isinstance(each, Rewrite) else each.budget
+    budget = None if isinstance(graph_pass, Rewrite) else graph_pass.budget
     rewrites, refusals, after = log.rewrites(), log.refusals(), len(result.graph.nodes)
-    return PassRecord(each.name, each.numerics.value, result.stage, rewrites, refusals, seconds, size, after, budget)
+    return PassRecord(
+        graph_pass.name, graph_pass.numerics.value, result.stage, rewrites, refusals, seconds, size, after, budget
+    )
 
 
-def _is_own(each: Pass) -> bool:
+def _is_own(graph_pass: Pass) -> bool:
     """Whether a pass comes with llmc."""
-    function = each.replacement if isinstance(each, Rewrite) else each.run
+    function = graph_pass.replacement if isinstance(graph_pass, Rewrite) else graph_pass.run
     return str(getattr(function, "__module__", "")).startswith("llmc.")
 
 
-def _of_pass(each: Pass, error: PassError, options: BuildOptions) -> PassError:
+def _of_pass(graph_pass: Pass, error: PassError, options: BuildOptions) -> PassError:
     fix = error.fix
     if options.disable_passes:
         hint = f"it may need a pass that was disabled: {', '.join(options.disable_passes)}"
         fix = hint if fix is None else f"{hint}; otherwise {fix}"
-    return PassError(f"pass {each.name}: {error.problem}", at=error.at, fix=fix)
+    return PassError(f"pass {graph_pass.name}: {error.problem}", at=error.at, fix=fix)
 
 
 def check_passes(passes: Sequence[Pass], options: BuildOptions) -> None:
@@ -161,9 +163,11 @@ def check_passes(passes: Sequence[Pass], options: BuildOptions) -> None:
             )
 
 
-def _run_pass(each: Pass, graph: ModelGraph, options: BuildOptions, log: RewriteLog, data: ModelData | None) -> None:
+def _run_pass(
+    graph_pass: Pass, graph: ModelGraph, options: BuildOptions, log: RewriteLog, data: ModelData | None
+) -> None:
     try:
-        _apply(each, graph, options, log, data)
+        _apply(graph_pass, graph, options, log, data)
     except (LlmcError, MemoryError):
         raise
     except Exception as error:  # A pass may be the user's own code, which may raise anything.
@@ -181,18 +185,18 @@ def _raised_at(error: Exception) -> str:
     return f"{own[-1].filename}:{own[-1].lineno} in {own[-1].name}"
 
 
-def _apply(each: Pass, graph: ModelGraph, options: BuildOptions, log: RewriteLog, data: ModelData | None) -> None:
-    if isinstance(each, GraphPass):
-        each.run(graph, options, log)
+def _apply(graph_pass: Pass, graph: ModelGraph, options: BuildOptions, log: RewriteLog, data: ModelData | None) -> None:
+    if isinstance(graph_pass, GraphPass):
+        graph_pass.run(graph, options, log)
         return
-    if isinstance(each, WeightPass):
+    if isinstance(graph_pass, WeightPass):
         if data is not None:
-            each.run(graph, options, log, data)
+            graph_pass.run(graph, options, log, data)
         return
-    roots = tuple(dict.fromkeys(target for p in each.patterns for target in trace_pattern(p).targets))
+    roots = tuple(dict.fromkeys(target for p in graph_pass.patterns for target in trace_pattern(p).targets))
     for _ in range(_MAX_ROUNDS):
         log.drop_refusals()
-        if not _round(each, roots, graph, log):
+        if not _round(graph_pass, roots, graph, log):
             return
         remove_dead_code(graph)
     raise PassError(
@@ -200,20 +204,22 @@ def _apply(each: Pass, graph: ModelGraph, options: BuildOptions, log: RewriteLog
     )
 
 
-def _round(each: Rewrite, roots: tuple[Any, ...], graph: ModelGraph, log: RewriteLog) -> bool:
-    """Look at every candidate once, in graph order; whether anything was rewritten."""
+def _round(rewrite: Rewrite, roots: tuple[Any, ...], graph: ModelGraph, log: RewriteLog) -> bool:
+    """Examine every candidate once, in graph order; return whether anything was rewritten."""
     candidates = sorted(n for target in roots for n in graph.graph.find_nodes(op="call_function", target=target))
     changed = False
     for root in candidates:
         if not root.users:
             continue
-        found = find_match(each.patterns, root, graph, each.precondition, each.shares_interior, each.applies)
+        found = find_match(
+            rewrite.patterns, root, graph, rewrite.precondition, rewrite.shares_interior, rewrite.applies
+        )
         if isinstance(found, Refusal):
             log.refuse(found)
         elif found is not None:
             names = [n.name for n in found.nodes]
             log.step(f"{' + '.join(names[:6])}{' + …' if len(names) > 6 else ''}", *found.nodes)
-            replace(found, each.replacement)
+            replace(found, rewrite.replacement)
             changed = True
     return changed
 

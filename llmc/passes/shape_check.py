@@ -1,8 +1,8 @@
 """Check after each pass that the op of every changed node yields its fake value.
 
 Nodes that a pass makes get their fake values from their ops (recorded_graph.py); one whose arguments a pass exchanges
-keeps its own, and a kernel would read memory by it. Looked at are nodes that are new or have other arguments, and those
-that read a value that was exchanged; calls that are alike are propagated once (graph/fake_value.py). Each replacement
+keeps its own, and a kernel would read memory by it. The check covers nodes that are new or have other arguments, and
+those that read an exchanged value; equal calls are propagated once (graph/fake_value.py). Each replacement
 of a pattern pass is checked against its root's shape when it is made (runner.py), so such passes are only followed.
 """
 

@@ -70,8 +70,8 @@ def dim_of(call: fx.Node, name: str = "dim") -> int:
 
 
 def dim_count(call: fx.Node) -> int:
-    """How many dims a `dim` argument of this call chooses from: the rank of the result for unsqueeze and stack,
-    otherwise the rank of the first tensor argument."""
+    """Return the number of dims from which a `dim` argument of this call chooses: the rank of the result for unsqueeze
+    and stack, otherwise the rank of the first tensor argument."""
     if call.target in (aten.unsqueeze.default, aten.stack.default):
         return int(call.meta["val"].dim())
     first = call.all_input_nodes[0].meta["val"]

@@ -33,7 +33,8 @@ def used_only_by(node: fx.Node, users: Collection[fx.Node], at: fx.Node | None =
 
 
 def is_weight(node: Any, graph: ModelGraph) -> bool:
-    """Whether this is a node whose value is known when the engine is built: made from weights alone, or one itself."""
+    """Whether this is a node whose value is known when the engine is built: made only from weights, or a weight
+    itself."""
     if not isinstance(node, fx.Node):
         return False
     if node.op == "placeholder":

@@ -1,4 +1,4 @@
-"""The predicted time of a GPU engine's step, from the target's table alone: the sum over its launches."""
+"""The predicted time of a GPU engine's step, only from the target's table: the sum over its launches."""
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping
@@ -55,7 +55,7 @@ def usual_context(limits: Limits) -> int:
 
 
 def predict_decode(program: Program, target: GpuTarget, requests: int, context: int) -> StepPrediction:
-    """One token for each of `requests`, each with `context` cached positions."""
+    """Predict a decode step of `requests` requests with one token each, and `context` cached positions each."""
     what = f"decode, batch {requests}, context {context}"
     return _predict(program, target, StepShape.decode(requests=requests, context=context), what)
 

@@ -11,7 +11,7 @@ _RANKS = Operand("engine", "ranks")
 
 
 def launch_seconds(launch: Launch, step: StepShape, target: GpuTarget, limits: Limits) -> float:
-    """Seconds of one launch, its start included.
+    """Return the seconds of one launch, its start included.
 
     The prediction holds for the maximum number of rows. Fewer rows take less time, but at least that of the roofline.
     """

@@ -30,12 +30,13 @@ _Price = Callable[[Launch, StepShape], float]
 
 @dataclass(frozen=True)
 class StepPrice:
-    """launches: those that differ, how often a step has each, and its price."""
+    """The predicted time of a step, by its launches. launches: those that differ, how often a step has each, and its
+    price."""
 
     launches: tuple[tuple[Launch, int, _Price], ...]
 
     def seconds(self, step: StepShape) -> float:
-        """Seconds of a greedy step."""
+        """Return the seconds of a greedy step."""
         return sum(
             count * price(launch, step)
             for launch, count, price in self.launches

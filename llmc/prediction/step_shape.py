@@ -15,7 +15,7 @@ class StepShape:
 
     @staticmethod
     def decode(requests: int, context: int) -> "StepShape":
-        """One token for each request, each with `context` cached positions."""
+        """Return the shape of a decode step: one token per request, and `context` cached positions each."""
         return StepShape(requests, requests, requests, requests * context, requests * context)
 
     @staticmethod

@@ -47,7 +47,7 @@ def processor_quota(groups: Path = _GROUPS, mounts: Path = _MOUNTS) -> float | N
 
 
 def memory_limit(groups: Path = _GROUPS, mounts: Path = _MOUNTS) -> MemoryLimit | None:
-    """None without a limit. Pages of files that can be dropped count as left."""
+    """Return the memory limit; None without one. Pages of files that can be dropped count as free."""
     limits: list[MemoryLimit] = []
     for directory, is_new in _directories("memory", groups, mounts):
         names = ("memory.max", "memory.current") if is_new else ("memory.limit_in_bytes", "memory.usage_in_bytes")
@@ -73,7 +73,7 @@ def _directories(controller: str, groups: Path, mounts: Path) -> Iterator[tuple[
 
 
 def _outwards(mount: Mount, path: str) -> Iterator[Path]:
-    """The group of a path and those around it; the mount's own alone if the path is not to be seen there."""
+    """The group of a path and those around it; only the mount's own if the path is not visible there."""
     inside = path.removeprefix(mount.root) if mount.root != "/" else path
     directory = mount.place / inside.strip("/")
     if ".." in directory.parts or not directory.is_dir():

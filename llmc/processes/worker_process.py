@@ -18,13 +18,13 @@ START_SECONDS = 60.0
 
 
 class WorkerError(Exception):
-    """The worker gave no answer: what happened, in words that follow a colon."""
+    """The worker gave no answer. The text says what happened, and follows a colon."""
 
 
 class WorkerProcess:
     """Runs `python -m module arguments lifeline`, whose first line says that it is ready. One question at a time.
 
-    It imports nothing from the current directory, none of this process's secrets are in its environment, and it ends
+    It imports nothing from the current directory, its environment has no secrets of this process, and it ends
     with this process. lifeline: for llmc.processes.lifeline.end_with.
     """
 
@@ -38,7 +38,7 @@ class WorkerProcess:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
                 pass_fds=(self._lifeline.worker_end,),
-                process_group=0,  # With its children it can be killed at once; and Ctrl-C is for its parent alone.
+                process_group=0,  # With its children it can be killed at once; and Ctrl-C reaches only its parent.
             )
         finally:
             self._lifeline.started()
@@ -69,7 +69,7 @@ class WorkerProcess:
         self._lifeline.close()
 
     def _read(self, seconds: float, late: str) -> dict[str, Any]:
-        """One line, waiting for each part of it: a worker could stop in the middle."""
+        """Read one line, waiting for each part of it, because a worker could stop in the middle."""
         deadline = time.monotonic() + seconds
         line = bytearray()
         with selectors.DefaultSelector() as selector:

@@ -31,7 +31,7 @@ class Visible:
 
     @property
     def near(self) -> int | None:
-        """The most rows that a token sees behind the pinned ones; None for all."""
+        """The most rows that a token sees after the pinned ones; None for all."""
         return min((size for size in (self.window, self.chunk) if size is not None), default=None)
 
     @property
@@ -40,7 +40,7 @@ class Visible:
         return None if self.near is None else self.near + self.pinned
 
     def first(self, row: int) -> int:
-        """The first row behind the pinned ones that a token in this row, or in a later one, sees."""
+        """The first row after the pinned ones that a token in this row, or in a later one, sees."""
         by_window = 0 if self.window is None else row - self.window + 1
         by_chunk = 0 if self.chunk is None else row - row % self.chunk
         return max(0, by_window, by_chunk)
@@ -129,7 +129,7 @@ class CachePolicy:
         return self.fills_at is not None
 
     def next_cut(self, done: Progress) -> int | None:
-        """Number of tokens behind which a table is cut next; None for never."""
+        """Number of tokens after which a table is cut next; None for never."""
         return None if self.fills_at is None else self.fills_at + done.dropped
 
     def cut(self, done: Progress) -> Cut:
@@ -152,7 +152,8 @@ class CachePolicy:
         return True
 
     def cut_problem(self, block_size: int) -> str | None:
-        """Why tables with blocks of this size cannot be cut as the policy says; None if they can, or never are."""
+        """Return why tables with blocks of this size cannot be cut as the policy says; None if they can, or never
+        are."""
         if self.fills_at is None:
             return None
         ends = [end for rows in self.leaving() for end in (rows.start, rows.stop)]
@@ -171,7 +172,7 @@ class CachePolicy:
         return tuple(name for name in GROUP_INPUTS if self.drops_rows or name != "context_lens")
 
     def cuts(self, tokens: int, prompt: int | None = None) -> Iterator[int]:
-        """The numbers of tokens, all below `tokens`, behind which a table is cut. prompt: tokens of it; None for all
+        """The numbers of tokens, all below `tokens`, after which a table is cut. prompt: tokens of it; None for all
         tokens."""
         return (end for end, _ in self.cuts_before(tokens, tokens if prompt is None else prompt))
 
@@ -180,7 +181,7 @@ class CachePolicy:
         return takewhile(lambda made: made[0] < tokens, self.all_cuts(prompt))
 
     def all_cuts(self, prompt: int) -> Iterator[tuple[int, Cut]]:
-        """The cuts of a request's table, and the tokens behind which they happen."""
+        """The cuts of a request's table, and the tokens after which they happen."""
         done = Progress(prompt)
         while (end := self.next_cut(done)) is not None:
             cut = self.cut(done)
@@ -192,14 +193,14 @@ class CachePolicy:
         return list(next(islice(self._tables(tokens if prompt is None else prompt), tokens, None)))
 
     def seen(self, tokens: int, prompt: int | None = None) -> Iterator[list[int]]:
-        """For each token of a sequence, the positions whose keys it sees, in order."""
+        """Yield for each token of a sequence the positions whose keys it sees, in order."""
         visible = self.visible
         for position, before in enumerate(islice(self._tables(tokens if prompt is None else prompt), tokens)):
             first, rows = visible.first(len(before)), [*before, position]
             yield [*rows[: min(visible.pinned, first)], *rows[first:]]
 
     def _tables(self, prompt: int) -> Iterator[list[int]]:
-        """The positions whose rows a table holds behind 0, 1, 2, … tokens; always the same list."""
+        """The positions whose rows a table holds after 0, 1, 2, … tokens; always the same list."""
         kept, cuts = list[int](), self.all_cuts(prompt)
         end, cut = next(cuts, (None, Cut(())))
         for position in count():

@@ -15,7 +15,7 @@ class Compactor(Scored):
     """A row's score blends its key's statistical leverage with the attention that its own chunk pays to it.
 
     The queries of a chunk are read where it ends, so only theirs are kept. A table is cut where the first block begins
-    at or behind the end of the prompt, which ends the prompt's last chunk, and then after every `every` tokens, which
+    at or after the end of the prompt, which ends the prompt's last chunk, and then after every `every` tokens, which
     are a chunk each.
     Source: Chari and Van Durme 2025, "Compactor: Calibrated query-agnostic KV cache compression with approximate
     leverage scores".
@@ -34,7 +34,7 @@ class Compactor(Scored):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.recent < 1:
-            raise ValueError(f"recent={self.recent} must be 1 or more: the last row's position tells those behind it")
+            raise ValueError(f"recent={self.recent} must be 1 or more: the last row's position determines later ones")
         if not 1 <= self.chunk <= LONGEST_CHUNK:
             raise ValueError(f"chunk={self.chunk} is not a number of queries from 1 to {LONGEST_CHUNK}")
         if self.every > self.chunk:

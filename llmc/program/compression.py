@@ -1,6 +1,6 @@
 """The cache policies that `kv_compression` names (docs/kv-compression.md), and which of them an engine can run.
 
-A policy is cut by a request's own length alone, always where a block begins.
+A table is cut only by its request's own length, always where a block begins.
 """
 
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ class Compression(CachePolicy):
         return True
 
     def cut_problem(self, block_size: int) -> str | None:
-        """Why it does not fit blocks of this size, or None."""
+        """Return why it does not fit blocks of this size, or None."""
         for name in self.in_blocks():
             size = getattr(self, name)
             if size % block_size:
@@ -84,7 +84,7 @@ def _unknown(text: object, problem: str) -> OptionError:
 
 
 def compression_problem(built: CachePolicy, asked: CachePolicy) -> str | None:
-    """Why an engine that was built for a policy cannot serve a request with another one, or None."""
+    """Return why an engine that was built for a policy cannot serve a request with another one, or None."""
     if isinstance(built, Compression) and built.runs(asked):
         return None
     return f"the engine was built for {built}, which cannot run {asked}"

@@ -27,7 +27,7 @@ class DeviceBinary:
     threads: of a block. shared_bytes: dynamic shared memory of a block. registers, spill_bytes: of a thread.
     extra_pointers: trailing pointer parameters that Triton added; the first is to global scratch memory of
     scratch_bytes a block, the others may be null. assembly: the file with the compressed PTX that it was assembled
-    from; None where the engine does not keep it. is_dependent: blocks wait for the launch before by themselves, so a
+    from; None if the engine does not keep it. is_dependent: blocks wait for the launch before by themselves, so a
     launch may begin before that one has ended.
     """
 
@@ -46,7 +46,7 @@ class DeviceBinary:
 
     @property
     def files(self) -> tuple[str, ...]:
-        """Its files in the engine."""
+        """The kernel's files in the engine."""
         return (self.file,) if self.assembly is None else (self.file, self.assembly)
 
 

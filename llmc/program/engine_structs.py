@@ -64,7 +64,7 @@ ENGINE_STRUCTS: tuple[type[Structure], ...] = (LlmcStep, LlmcRanks, LlmcBindings
 
 
 def structs_text() -> str:
-    """One struct a line: its size and where its fields begin."""
+    """Return a line per struct: its size and the offsets of its fields."""
     return "".join(f"{struct.__name__} {sizeof(struct)} {_places(struct)}\n" for struct in ENGINE_STRUCTS)
 
 

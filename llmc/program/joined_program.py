@@ -1,4 +1,4 @@
-"""All stages of an engine as one program: to be looked at, added up and predicted, not to be run."""
+"""All stages of an engine as one program, for reports, sums and predictions. It is not executed."""
 
 from collections.abc import Sequence
 from dataclasses import replace

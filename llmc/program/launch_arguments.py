@@ -22,7 +22,7 @@ class Operand:
 
     @property
     def pointer(self) -> "Operand":
-        """Where the first row begins, without a stride."""
+        """Return the operand that points to the first row, without a stride."""
         return replace(self, stride=None)
 
     def __str__(self) -> str:
@@ -54,11 +54,11 @@ class Count(Enum):
     MAX_BLOCKS = "max_blocks"
 
     def __str__(self) -> str:
-        """As in a launch's grid."""
+        """Return the expression as a launch's grid shows it."""
         return self.value
 
     def at(self, counts: Mapping[str, int]) -> int:
-        """In a step with these counts."""
+        """Return the value in a step with these counts."""
         return counts[self.value]
 
 
@@ -70,11 +70,11 @@ class Rows:
     count: Count
 
     def __str__(self) -> str:
-        """As in a launch's grid."""
+        """Return the expression as a launch's grid shows it."""
         return f"{self.times}*{self.count}"
 
     def at(self, counts: Mapping[str, int]) -> int:
-        """In a step with these counts."""
+        """Return the value in a step with these counts."""
         return self.times * counts[self.count.value]
 
     @staticmethod

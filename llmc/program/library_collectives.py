@@ -39,8 +39,8 @@ def exchange_rows(
     ranks_ptr: Tensor, x_ptr: Tensor, x_row_stride: int, sent_ptr: Tensor, parts_ptr: Tensor, rows: int, WIDTH: int,
     RANKS: int,
 ) -> None:  # fmt: skip
-    """parts[r] = rank r's x in this rank's share of the rows, `rows` // RANKS of them, and in those behind all shares,
-    fewer than RANKS; parts: contiguous. sent: where it is put together, if there are rows behind all shares."""
+    """parts[r] = rank r's x in this rank's share of the rows, `rows` // RANKS of them, and in those after all shares,
+    fewer than RANKS; parts: contiguous. sent: where it is put together, if there are rows after all shares."""
     import torch.distributed as distributed
 
     share, rest = divmod(rows, RANKS)

@@ -47,7 +47,7 @@ class RowCount(Enum):
 
     @property
     def count(self) -> Count | int:
-        """As a launch's argument."""
+        """The count as an argument of a launch."""
         return 1 if self is RowCount.ONE else Count(self.value)
 
 
@@ -59,7 +59,7 @@ class Layout(Enum):
     weights, scales and zeros included. SPARSE_PANELS, GATED_SPARSE_PANELS, SPARSE_CODE_PANELS,
     GATED_SPARSE_CODE_PANELS: the same without the elements that are zero. CODE_ROWS, CODE_PAIR_ROWS: row-major codes of
     a quantized weight alone, a byte each or two in a byte; CODE_2_ROWS, CODE_3_ROWS, CODE_5_ROWS, CODE_6_ROWS: their
-    low two or four bits so, what is above behind them; STEP_ROWS: the steps of its scales and minima, in their bits
+    low two or four bits so, the higher bits after them; STEP_ROWS: the steps of its scales and minima, in their bits
     (codegen/triton/code_rows.py). MASK_ROWS, MASK_STARTS: of a weight without its zeros where its
     elements are, and where those of a row begin, which are ROWS (codegen/triton/mask_rows.py). VECTOR_F32: a vector
     widened to fp32. NIBBLES: codes of four bits in their order, two in a byte, the first in its low half.
@@ -88,7 +88,7 @@ class Layout(Enum):
 
     @property
     def is_sparse(self) -> bool:
-        """Whether its size follows from the numbers, and not from the shape alone."""
+        """Whether its size follows from the numbers, and not only from the shape."""
         return "sparse" in self.value
 
     @property
@@ -114,7 +114,7 @@ def code_rows_layout(format: str) -> Layout:
 
 def step_row_bytes(groups: int, format: str) -> int:
     """Bytes of a row with the steps of `groups` groups' scales and minima in STEP_ROWS."""
-    return groups * CODE_FORMATS[format].step_field_bits // 8
+    return -(-groups * CODE_FORMATS[format].step_field_bits // 8)
 
 
 @dataclass(frozen=True)
@@ -300,7 +300,7 @@ class SideOutput:
     """An optional result of a step in addition to the logits, valid until the next step: a tensor of this shape per
     row.
 
-    buffer: in whose memory; None where the graph itself runs.
+    buffer: in whose memory; None if the graph itself runs.
     """
 
     name: str
@@ -311,7 +311,7 @@ class SideOutput:
 
     @property
     def columns(self) -> int:
-        """Elements of a row."""
+        """The number of elements of a row."""
         return math.prod(self.shape)
 
 
@@ -324,7 +324,7 @@ class Program:
     program that reads none. layout: of the engine's ranks; those of one stage run the program together, each with its
     own weights and caches. stage: which one it is. hands_over: columns of the rows in fp32, one for each token, that a
     step gives for the next stage in the place of logits; 0 where it gives logits. adapters: where they go; None for an
-    engine that takes none. states: what its ops carry from token to token. policies: of the groups of caches behind the
+    engine that takes none. states: what its ops carry from token to token. policies: of the groups of caches after the
     first, which keeps everything.
     """
 
@@ -353,7 +353,7 @@ class Program:
         return self.layout.tensor
 
     def group_blocks(self, blocks: int) -> tuple[int, ...]:
-        """How many blocks each group of caches has, given those of the first one that holds whole sequences."""
+        """Return the number of blocks of each group, given those of the first, which holds whole sequences."""
         return group_blocks(self.policies, self.limits, blocks, has_first=any(not cache.group for cache in self.caches))
 
     def token_bytes(self) -> tuple[int, ...]:
@@ -395,6 +395,6 @@ class Program:
         return {str(index): slot for index, slot in enumerate(self.states)}
 
     def launched_kernels(self) -> tuple[DeviceKernel, ...]:
-        """The kernels that steps launch from binaries: none of a library, none that only alternatives use."""
+        """The kernels that steps launch from binaries, except those of libraries or of unused alternatives."""
         used = {launch.kernel for launch in self.launches}
         return tuple(kernel for kernel in self.kernels if kernel.name in used and not kernel.is_library)

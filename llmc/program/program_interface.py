@@ -13,7 +13,7 @@ from llmc.program.program import Affine, Program
 
 
 def memory_text(program: Program) -> str:
-    """One fact a line: the limits, and every weight and cache in order."""
+    """Return a line per fact: the limits, and every weight and cache in order."""
     lines = [
         f"limits {' '.join(f'{name}={value}' for name, value in asdict(program.limits).items())}",
         f"vocabulary {program.vocab_size}",

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class RankLayout:
-    """tensor: number of ranks that run a stage together, each with a part of its weights. pipeline: number of
-    consecutive stages.
+    """The numbers of ranks and stages. tensor: number of ranks that run a stage together, each with a part of its
+    weights. pipeline: number of consecutive stages.
 
     A rank's number is stage · tensor + its number among those of the stage.
     """
@@ -23,7 +23,7 @@ class RankLayout:
         return rank // self.tensor
 
     def tensor_rank_of(self, rank: int) -> int:
-        """Its number among the ranks of its stage."""
+        """Return a rank's number among the ranks of its stage."""
         return rank % self.tensor
 
     def behind(self, rank: int) -> int | None:

@@ -16,7 +16,7 @@ LOST_WORD = 2
 
 
 def places_at(ranks: int) -> int:
-    """Where the places begin, in bytes."""
+    """Return the offset of the places, in bytes."""
     return FLAGS + -(-MOST_PROGRAMS * ranks * 4 // 128) * 128
 
 

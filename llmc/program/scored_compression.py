@@ -1,6 +1,6 @@
 """Cache policies that keep the rows with the highest scores, separately for each layer and KV head.
 
-A table is cut for the first time where the first block begins at or behind the end of the prompt, which the model has
+A table is cut for the first time where the first block begins at or after the end of the prompt, which the model has
 read whole by then. Later it is cut after every `every` tokens. All heads keep the same number of rows.
 """
 
@@ -19,7 +19,7 @@ class Scored(Compression):
     """Keeps `budget` rows, or `share` percent of the prompt's.
 
     Args:
-        budget: number of rows behind a cut.
+        budget: number of rows after a cut.
         share: percent of the prompt, in the place of a budget.
         every: number of tokens from one cut to the next.
         sinks: number of first rows that are kept whatever their scores.

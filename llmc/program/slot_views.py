@@ -41,7 +41,7 @@ def move_slots(views: Sequence[Bytes], sources: Any, destinations: Any) -> None:
 
 
 def cache_views(cache: CacheSlot, part: str, memory: Bytes, block_size: int) -> list[Bytes]:
-    """One cache, whose memory comes as bytes, as `slot_views` gives it. part: k or v."""
+    """Return the views of one cache whose memory is bytes, as `slot_views` does. part: k or v."""
     width = cache.widths()["kv".index(part)] * ITEMSIZES[cache.dtype]
     of_heads = memory.reshape(-1, cache.kv_heads, block_size * width)
     if cache.format is None:

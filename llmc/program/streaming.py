@@ -12,7 +12,7 @@ from llmc.program.limits import Limits
 class Streaming(Compression):
     """Keeps the first `sinks` rows and the latest ones. Positions count rows, so they never reach budget + every.
 
-    When `every` rows leave, the keys behind them turn back by `every` positions.
+    When `every` rows leave, the keys after them turn back by `every` positions.
     Source: Xiao et al. 2023, "Efficient streaming language models with attention sinks".
 
     Args:

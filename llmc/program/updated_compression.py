@@ -1,7 +1,7 @@
 """Cache policies whose scores depend on all queries since a row was written.
 
 After every `every` tokens, including those of a prompt, the queries since the last update change the scores. Rows leave
-at updates behind the prompt.
+at updates after the prompt.
 """
 
 from dataclasses import dataclass

@@ -132,7 +132,7 @@ class Operands:
         return operand.value
 
     def refused(self, operand: Operand) -> Refused:
-        """For an operand of a kind that the opcode does not take."""
+        """Return the refusal of an operand of a kind that the opcode does not take."""
         return Refused(f"{self.instruction.opcode} does not take {operand} there", self.instruction)
 
 

@@ -19,8 +19,8 @@ _COUNT = 16
 
 @dataclass
 class _Barrier:
-    """wanted: number of threads that must arrive in each block, 0 before the first arrival; None if all live threads
-    must."""
+    """A barrier of a block. wanted: number of threads that must arrive in each block, 0 before the first arrival; None
+    if all live threads must."""
 
     wanted: npt.NDArray[np.int64]
     warps: Bools

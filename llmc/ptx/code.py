@@ -99,7 +99,7 @@ def load_code(text: str, name: str, *, threads: int, shared_bytes: int, entry: s
 
 
 def refusals_of(kernel: Kernel) -> list[Refusal]:
-    """Why instructions of a kernel cannot be executed, each opcode once."""
+    """Return why instructions of a kernel cannot be executed, each opcode once."""
     found = _build_all(plan_kernel(kernel, "", 0, 0))[1]
     return list({refusal.instruction.opcode: refusal for refusal in found}.values())
 
@@ -139,7 +139,7 @@ def _build_all(plan: KernelPlan) -> tuple[list[Action | Ending], list[Refusal]]:
 
 
 def _segments(kernel: Kernel, built: Sequence[Action | Ending]) -> dict[int, Segment]:
-    """One for each place at which threads may go on."""
+    """Return a segment for each place at which threads may continue."""
     taken = _wgmma_registers(kernel)
     starts = set(kernel.labels.values())
     segments: dict[int, Segment] = {}

@@ -14,14 +14,15 @@ from llmc.ptx.rounding import E4M3_NUMBERS, E5M2_NUMBERS, f32_of_bf16
 
 @dataclass(frozen=True)
 class ElementType:
-    """bits: as numpy holds an element's bits. number: single precision of them, which is exact."""
+    """A floating-point type of matrix elements. bits: as numpy holds an element's bits. number: single precision of
+    them, which is exact."""
 
     bits: np.dtype[Any]
     number: Callable[[Values], Values]
 
     @property
     def per_word(self) -> int:
-        """Elements in 32 bits."""
+        """The number of elements in 32 bits."""
         return 4 // self.bits.itemsize
 
     def of_words(self, words: npt.NDArray[Any]) -> Values:

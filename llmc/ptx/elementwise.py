@@ -19,7 +19,8 @@ Action = Callable[[Team, Mask], None]
 
 @dataclass(frozen=True)
 class Elementwise:
-    """sources: the types of the operands. function: of their values, to values of the type `result`."""
+    """An instruction that computes each thread's value separately. sources: the types of the operands. function: of
+    their values, to values of the type `result`."""
 
     sources: tuple[np.dtype[Any], ...]
     result: np.dtype[Any]

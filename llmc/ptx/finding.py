@@ -29,7 +29,7 @@ class Check(Enum):
 
 @dataclass(frozen=True)
 class Finding:
-    """One fault. block: its coordinates in the grid, None where it is the whole launch's. thread: its number in the
+    """One fault. block: its coordinates in the grid, None if it is the whole launch's. thread: its number in the
     block. instruction: where it was found."""
 
     check: Check
@@ -77,9 +77,9 @@ class Findings:
         self._counts[check, 0] = self._counts.get((check, 0), 0) + 1
 
     def all(self) -> tuple[Finding, ...]:
-        """In the order in which they were found."""
+        """The findings, in the order in which they were made."""
         return tuple(self._first.values())
 
     def count(self, finding: Finding) -> int:
-        """How many threads had the same fault at the same instruction."""
+        """Return the number of threads that had the same fault at the same instruction."""
         return self._counts[finding.check, 0 if finding.instruction is None else finding.instruction.line]

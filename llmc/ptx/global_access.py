@@ -66,8 +66,8 @@ def check_dependency(
     *,
     stores: bool,
 ) -> None:
-    """That no thread loads what an earlier launch may still write, or stores anything, before it has waited. lanes: the
-    threads of some accesses; places: which those to the buffer are."""
+    """Check that no thread stores, or loads what an earlier launch may still write, before it has waited. lanes: the
+    threads of some accesses; places: which of these are to the buffer."""
     if not team.launch.waits or not (stores or buffer.may_change):
         return
     early = lanes(places)

@@ -28,7 +28,7 @@ class Buffer:
 
     address: where pointers find it, a multiple of 16. data: its bytes. is_writable: whether the launch may store there.
     may_change: whether an earlier launch may still write it, so that `griddepcontrol.wait` must come before a load.
-    written: for each byte whether it has a value, None where all have; stores set it.
+    written: for each byte whether it has a value, None if all have; stores set it.
     """
 
     name: str
@@ -49,7 +49,7 @@ class Buffer:
 
     @property
     def end(self) -> int:
-        """The address behind its last byte."""
+        """The address after its last byte."""
         return self.address + len(self.data)
 
     def words(self, nbytes: int) -> npt.NDArray[Any]:
@@ -127,9 +127,9 @@ class GlobalMemory:
             left = np.setdiff1d(left, ours)
 
     def _place_of(self, address: int) -> str:
-        """An address in words that help: how far behind which buffer."""
+        """Describe an address by its distance from a buffer."""
         place = bisect_right(self._starts, address) - 1
         if place < 0:
             return f"{address:#x}"
         before = self._buffers[place]
-        return f"{address:#x}, {address - before.end} bytes behind the end of {before.name},"
+        return f"{address:#x}, {address - before.end} bytes after the end of {before.name},"

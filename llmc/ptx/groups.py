@@ -15,7 +15,8 @@ Ended = Callable[[Indices, int, Indices], None]
 
 @dataclass
 class _Begun:
-    """groups: the number of the group that each thread will commit the access in."""
+    """Operations that threads have started. groups: the number of the group that each thread will commit the access
+    in."""
 
     index: Indices
     nbytes: int
@@ -55,7 +56,7 @@ class Groups:
         self._begun = left
 
     def pending(self, lanes: Indices) -> npt.NDArray[np.bool_]:
-        """Which of the threads have begun what they have not waited for."""
+        """Return which threads have started operations for which they have not waited."""
         busy = np.zeros(len(self._committed), np.bool_)
         for begun in self._begun:
             busy[begun.lanes] = True

@@ -19,8 +19,8 @@ _VARIABLES_BASE = 1 << 56
 
 @dataclass(frozen=True)
 class KernelPlan:
-    """module: the name of its file. shared_bytes, local_bytes: of a block and of a thread. symbols: addresses
-    of variables and parameters, each in its space. variables: those in global memory."""
+    """The memory that a kernel needs. module: the name of its file. shared_bytes, local_bytes: of a block and of a
+    thread. symbols: addresses of variables and parameters, each in its space. variables: those in global memory."""
 
     kernel: Kernel
     module: str
@@ -48,7 +48,7 @@ class KernelPlan:
 
     @cached_property
     def blank_registers(self) -> tuple[Values, ...]:
-        """Every register, with zeros. One of 128 bits has no value: no instruction that is executed takes it."""
+        """Return every register, with zeros. One of 128 bits has no value: no instruction that is executed takes it."""
         blanks = {n: np.zeros((1, 1), UNSIGNED[n]) for n in UNSIGNED}
         nothing = np.zeros((1, 1), np.bool_)
         return tuple(nothing if r.is_predicate else blanks.get(r.nbytes, nothing) for r in self.kernel.registers)
@@ -57,7 +57,7 @@ class KernelPlan:
 def plan_kernel(kernel: Kernel, module: str, threads: int, dynamic_bytes: int) -> KernelPlan:
     """Place a kernel's variables. dynamic_bytes: of shared memory, which the launch gives.
 
-    A variable whose size the launch decides begins behind all others.
+    A variable whose size the launch decides begins after all others.
     """
     symbols = {parameter.name: parameter.offset for parameter in kernel.parameters}
     shared, local, variables = 0, 0, list[Buffer]()

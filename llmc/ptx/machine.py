@@ -27,7 +27,8 @@ _MOST_NAMED = 6
 
 @dataclass(frozen=True)
 class Report:
-    """findings: what the checks have found. counts: how many threads had each. instructions: executed by teams."""
+    """The result of a launch. findings: what the checks have found. counts: how many threads had each. instructions:
+    executed by teams."""
 
     findings: tuple[Finding, ...]
     counts: tuple[int, ...]

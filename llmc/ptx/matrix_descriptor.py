@@ -25,7 +25,8 @@ _SWIZZLES = (0, 128, 64, 32)
 
 @dataclass(frozen=True)
 class MatrixDescriptor:
-    """leading, stride: byte offsets. base_offset: of a pattern that does not begin at a multiple of its size."""
+    """The descriptor of a matrix in shared memory. leading, stride: byte offsets. base_offset: of a pattern that does
+    not begin at a multiple of its size."""
 
     address: int
     leading: int
@@ -43,7 +44,7 @@ class MatrixDescriptor:
 def chunk_offsets(
     leading: int, stride: int, swizzle_bytes: int, rows: int, row_bytes: int, is_transposed: bool
 ) -> Offsets:
-    """Where the runs of 16 bytes of a matrix lie, from its address on and before the swizzle.
+    """Return the offsets of a matrix's runs of 16 bytes from its address, before the swizzle.
 
     Args:
         leading: byte offset of the leading dimension.

@@ -107,7 +107,7 @@ class MBarriers:
             np.add.at(found.missing_bytes, valid // self._order.threads, nbytes[np.isin(lanes, valid)])
 
     def arrive(self, offset: int, lanes: Indices, count: Counts, at: Instruction) -> None:
-        """Each of the threads arrives so often."""
+        """Record that each of the threads arrives `count` times."""
         valid, found = self._usable(offset, lanes, at)
         if found is None:
             return
@@ -144,7 +144,7 @@ class MBarriers:
         self._end_phases(found)
 
     def test(self, offset: int, lanes: Indices, parity: Counts, at: Instruction) -> npt.NDArray[np.bool_]:
-        """Which of the threads find the phase of that parity ended; those have waited for it."""
+        """Return which threads find that the phase of that parity has ended; these have waited for it."""
         order = self._order
         valid, found = self._usable(offset, lanes, at)
         ended = np.ones(len(lanes), np.bool_)
@@ -172,39 +172,39 @@ class MBarriers:
         found.fit(self._order.seen.shape[2])
         return valid, found
 
-    def _end_phases(self, found: _MBarrier) -> None:
-        rows = np.flatnonzero((found.count > 0) & (found.pending == 0) & (found.missing_bytes == 0))
+    def _end_phases(self, mbarrier: _MBarrier) -> None:
+        rows = np.flatnonzero((mbarrier.count > 0) & (mbarrier.pending == 0) & (mbarrier.missing_bytes == 0))
         if not len(rows):
             return
-        found.phase[rows] += 1
-        found.pending[rows] = found.count[rows]
-        epochs = (PHASE_EPOCH + found.phase).astype(np.int32)
-        found.published[:, rows] = np.maximum(found.published[:, rows], found.arrived[:, rows])
-        found.published[:, rows, self._order.warps + found.number] = epochs[rows]
-        found.arrived[:, rows] = 0
+        mbarrier.phase[rows] += 1
+        mbarrier.pending[rows] = mbarrier.count[rows]
+        epochs = (PHASE_EPOCH + mbarrier.phase).astype(np.int32)
+        mbarrier.published[:, rows] = np.maximum(mbarrier.published[:, rows], mbarrier.arrived[:, rows])
+        mbarrier.published[:, rows, self._order.warps + mbarrier.number] = epochs[rows]
+        mbarrier.arrived[:, rows] = 0
         left = []
-        for runs, nbytes, owners in found.copies:
+        for runs, nbytes, owners in mbarrier.copies:
             ends = np.isin(owners, rows)
             if ends.any():
-                stamps = (epochs[owners[ends]] << CODE_BITS) + MBARRIER_CODE + found.number
+                stamps = (epochs[owners[ends]] << CODE_BITS) + MBARRIER_CODE + mbarrier.number
                 repeated = np.repeat(stamps.astype(np.int32), runs.shape[1])
                 self._shadow.end_bulk_write(runs[ends].reshape(-1), nbytes, repeated)
             if not ends.all():
                 left.append((runs[~ends], nbytes, owners[~ends]))
-        found.copies = left
+        mbarrier.copies = left
 
     def state(self, offset: int, row: int) -> str:
-        """The state of an mbarrier in words, for errors about waiting threads."""
+        """The state of an mbarrier as text, for errors about waiting threads."""
         found = self._found.get(offset)
         if found is None:
-            return f"an mbarrier at byte {offset} that is not there"
+            return f"an mbarrier at byte {offset} that does not exist"
         return (
             f"phase {found.phase[row]} of the mbarrier at byte {offset}, which lacks {found.pending[row]} of "
             f"{found.count[row]} arrivals and {found.missing_bytes[row]} bytes"
         )
 
     def take(self, rows: Indices, order: Order, shadow: Shadow, tell: Tell) -> "MBarriers":
-        """The mbarriers of some of the blocks."""
+        """Return the mbarriers of some of the blocks."""
         part = MBarriers(order, shadow, self._row_bytes, tell)
         new_row = np.full(self._order.blocks, -1)
         new_row[rows] = np.arange(len(rows))

@@ -30,7 +30,7 @@ class Modifiers:
         raise self.refused(f"it has none of {', '.join(f'.{name}' for name in names)}")
 
     def maybe(self, *names: str) -> str | None:
-        """Like `one_of`, but None if the opcode has none of them."""
+        """Return the same as `one_of`, but None if the opcode has none of them."""
         return self.one_of(*names) if any(given in names for given in self._rest) else None
 
     def next(self) -> str:
@@ -50,7 +50,7 @@ class Modifiers:
         return self._rest[:1] == [name]
 
     def starts_with(self, *names: str) -> bool:
-        """Whether the modifiers that are left begin so; they are taken."""
+        """Consume the next modifiers if they are `names`; return whether they are."""
         if tuple(self._rest[: len(names)]) != names:
             return False
         del self._rest[: len(names)]
@@ -62,5 +62,5 @@ class Modifiers:
             raise self.refused(f"the machine does not know .{'.'.join(self._rest)} of it")
 
     def refused(self, why: str) -> Refused:
-        """To raise where the opcode is not one that is known."""
+        """Return the refusal of an unknown opcode."""
         return Refused(f"{self.instruction.opcode}: {why}", self.instruction)

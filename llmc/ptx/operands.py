@@ -16,7 +16,7 @@ _BASES = (16, 2, 8, 10)
 _FLOAT = re.compile(r"0([fFdD])([0-9a-fA-F]{8,16})")
 _DECIMAL = re.compile(r"-?\d+\.\d*(?:[eE][-+]?\d+)?")
 _NAME = re.compile(r"[A-Za-z_$%][\w$.]*")
-# How the names of all special registers begin, behind the percent sign.
+# How the names of all special registers begin, after the percent sign.
 _SPECIALS = re.compile(
     "%(?:tid|ntid|ctaid|nctaid|laneid|warpid|nwarpid|lanemask|smid|nsmid|gridid|cluster|ncluster|is_explicit_cluster|"
     "clock|globaltimer|pm|envreg|current_graph|dynamic_smem|total_smem|aggr_smem|reserved_smem)"
@@ -38,7 +38,7 @@ class Scope:
         return found if found is not None or self.outer is None else self.outer.register(name)
 
     def label(self, name: str) -> str:
-        """Its name among all labels of the kernel: two scopes may each have one of the same name."""
+        """Return the label's name among all labels of the kernel: two scopes may each have one of the same name."""
         scope: Scope | None = self
         while scope is not None and name not in scope.labels:
             scope = scope.outer

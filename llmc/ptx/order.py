@@ -77,7 +77,7 @@ class Order:
             self.seen, self.fenced = (np.pad(each, ((0, 0), (0, 0), (0, missing))) for each in (self.seen, self.fenced))
 
     def join(self, warps: Bools) -> None:
-        """In each block the warps meet: what any of them has seen, all have. A new epoch begins for them."""
+        """Synchronize the warps of each block: each has seen what any of them has seen. A new epoch begins for them."""
         rows = np.flatnonzero(warps.any(axis=1))
         meeting = warps[rows]
         now = np.where(meeting, self.now[rows], 0)
@@ -113,6 +113,6 @@ class Order:
         return seen, self.fenced[rows, warps]
 
     def acquire(self, rows: npt.NDArray[np.intp], warps: npt.NDArray[np.intp], seen: Clocks, fenced: Clocks) -> None:
-        """Each warp sees from now on what another has published."""
+        """Record that each warp sees what another has published."""
         for clocks, added in ((self.seen, seen), (self.fenced, fenced)):
             np.maximum.at(clocks, (rows, warps), added)

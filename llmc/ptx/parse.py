@@ -55,9 +55,9 @@ def _header(text: str, name: str) -> tuple[tuple[int, int], str]:
     return (int(version[1]), int(version[2])), target[1]
 
 
-def _module_variables(found: list[Statement], name: str) -> Iterator[Variable]:
+def _module_variables(statements: list[Statement], name: str) -> Iterator[Variable]:
     depth = 0
-    for statement in found:
+    for statement in statements:
         depth += {Kind.OPEN: 1, Kind.CLOSE: -1}.get(statement.kind, 0)
         if depth == 0 and statement.kind is Kind.DIRECTIVE:
             variable = _variable(statement, name)
@@ -66,10 +66,10 @@ def _module_variables(found: list[Statement], name: str) -> Iterator[Variable]:
 
 
 def _kernels(
-    found: list[Statement], files: Mapping[str, str], shared: Mapping[str, Variable], name: str
+    statements: list[Statement], files: Mapping[str, str], shared: Mapping[str, Variable], name: str
 ) -> Iterator[Kernel]:
     depth, header, body = 0, None, list[Statement]()
-    for statement in found:
+    for statement in statements:
         if depth == 0 and statement.kind is Kind.DIRECTIVE and ".entry" in statement.text:
             header, body = statement, []
         depth += {Kind.OPEN: 1, Kind.CLOSE: -1}.get(statement.kind, 0)

@@ -29,7 +29,7 @@ class PublishedMaps:
                 self._maps[row, int(address)] = warp, int(order.now[row, warp])
 
     def problem(self, address: int, lane: int) -> str | None:
-        """Why a thread may not use the map at an address; None if it may."""
+        """Return why a thread may not use the map at an address; None if it may."""
         row, warp = lane // self._order.threads, lane % self._order.threads >> 5
         if (row, address) not in self._maps:
             return f"the block has made no tensor map at {address:#x}"

@@ -7,7 +7,8 @@ from llmc.ptx.module import Instruction
 
 @dataclass(frozen=True)
 class Refusal:
-    """reason: with the opcode's name. instruction: the unsupported one."""
+    """The reason why an instruction is not supported. reason: with the opcode's name. instruction: the unsupported
+    one."""
 
     reason: str
     instruction: Instruction

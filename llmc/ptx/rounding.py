@@ -19,7 +19,7 @@ def bf16_of_f32(value: Values) -> Values:
 
 
 def f32_of_bf16(bits: Values) -> Values:
-    """bf16 numbers, which are single precision's upper halves."""
+    """Convert bf16 numbers, which are single precision's upper halves."""
     return (bits.astype(U32) << np.uint32(16)).view(F32)
 
 
@@ -51,13 +51,13 @@ def odd_sum(product: Values, addend: Values, total: Values) -> Values:
 
 
 def bf16_of_sum(product: Values, addend: Values) -> Values:
-    """Like `f32_of_sum`, rounded to bf16."""
+    """Add as `f32_of_sum` does, and round to bf16."""
     total = odd_sum(product, addend, product + addend)
     return bf16_of_f32(_odd_f32(total))
 
 
 def f16_of_sum(product: Values, addend: Values) -> Values:
-    """Like `f32_of_sum`, rounded to half precision."""
+    """Add as `f32_of_sum` does, and round to half precision."""
     return odd_sum(product, addend, product + addend).astype(F16)
 
 

@@ -53,7 +53,7 @@ class Schedule:
         return found[0] if len(found) == 1 else Strand(place, self._united([strand.mask for strand in found]))
 
     def _united(self, masks: list[Mask]) -> Mask:
-        """All threads of several masks."""
+        """Return all threads of several masks."""
         total = np.logical_or.reduce([whole(mask, self.shape) for mask in masks])
         return None if total.all() else total
 

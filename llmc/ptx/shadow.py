@@ -3,7 +3,7 @@
 For each granule (the smallest access that a kernel has) of each block there is the stamp (order.py) of its last writer,
 and for each warp the stamp of its last reader in that warp. An access is in order if what it meets has been seen by the
 warp that makes it. Most accesses meet only what the last barrier of the whole block has settled, which one comparison
-shows; only others are looked at one by one.
+shows; only others are checked one by one.
 """
 
 from collections.abc import Callable
@@ -46,7 +46,8 @@ class Shadow:
     # ---- accesses of threads -----------------------------------------------------------------------------------------
 
     def read(self, index: Indices, nbytes: int, lanes: Indices, at: Instruction, whole_warp: bool = False) -> None:
-        """Threads read `nbytes` bytes, each from its index. whole_warp: also for the other threads of their warps."""
+        """Check and record that threads read `nbytes` bytes, each from its index. whole_warp: also for the other
+        threads of their warps."""
         self._check_writes(index, nbytes, lanes, at, is_read=True, by_warp=whole_warp)
         self._sign_reads(index, nbytes, lanes, self._signatures(lanes, whole_warp), whole_warp)
 
@@ -68,7 +69,7 @@ class Shadow:
         return lost, rows * self._order.threads + (found[lost] & CODES - 1)
 
     def sign_for_warps(self, index: Indices, nbytes: int, lanes: Indices) -> None:
-        """Several threads of a warp have written the same there."""
+        """Record as the warp's what several threads of a warp have written at the same place."""
         self._sign(index, nbytes, self._signatures(lanes, True))
 
     # ---- asynchronous operations -------------------------------------------------------------------------------------
@@ -85,7 +86,8 @@ class Shadow:
     def begin_bulk_write(
         self, index: Indices, nbytes: int, lanes: Indices, mbarriers: Indices, at: Instruction
     ) -> None:
-        """As begin_write, by the asynchronous proxy: the mbarrier of each says when it has ended."""
+        """Begin a write as begin_write does, by the asynchronous proxy: each thread's mbarrier tells when it has
+        ended."""
         self._check_overwrite(index, nbytes, lanes, at, by_proxy=True)
         self._sign(index, nbytes, PENDING + (MBARRIER_CODE + mbarriers).astype(np.int32))
 
@@ -146,7 +148,7 @@ class Shadow:
     def _judge(
         self, found: Stamps, lanes: Indices, at: Instruction, what: str, settled: int, by_proxy: bool, by_warp: bool
     ) -> None:
-        """Check each stamp separately. by_proxy: stores need a proxy fence behind them too."""
+        """Check each stamp separately. by_proxy: stores also need a proxy fence after them."""
         order = self._order
         if found.shape[1] > 1 and (found == found[:, :1]).all():
             found = found[:, :1]
@@ -176,7 +178,8 @@ class Shadow:
     # ---- stamps ------------------------------------------------------------------------------------------------------
 
     def _sign_reads(self, index: Indices, nbytes: int, lanes: Indices, stamps: Stamps, whole_warp: bool) -> None:
-        """Where several threads of a warp read a granule in one epoch, all of the warp has."""
+        """Record reads. If several threads of a warp read a granule in one epoch, it counts as read by the whole
+        warp."""
         runs = self._read_runs(index, nbytes, lanes)
         if whole_warp:
             self._put(True, nbytes, runs, stamps)
@@ -203,7 +206,7 @@ class Shadow:
         self._put(False, nbytes, index >> _shift(nbytes), signed)
 
     def _read_runs(self, index: Indices, nbytes: int, lanes: Indices) -> Indices:
-        """Where each warp's own stamps of the bytes are."""
+        """Return the places of each warp's own stamps of the bytes."""
         warps = lanes % self._order.threads >> 5
         return warps * (self._writes.size // self._width(nbytes)) + (index >> _shift(nbytes))
 

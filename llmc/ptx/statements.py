@@ -21,7 +21,7 @@ class Kind(Enum):
 
 @dataclass(frozen=True)
 class Statement:
-    """text: without its end; of a label, its name."""
+    """A statement of PTX. text: without its end; of a label, its name."""
 
     kind: Kind
     text: str
@@ -77,5 +77,5 @@ def statements(text: str, name: str) -> Iterator[Statement]:
 
 
 def cut_off(name: str, line: int, what: str) -> PtxError:
-    """For text that ends before its statements do."""
+    """Return the error for a text that ends before its statements do."""
     return PtxError(f"the PTX is cut off: {what}", at=f"{name}:{line}", fix=REBUILD)

@@ -83,7 +83,7 @@ class Team:
         self._every_lane = np.arange(self.blocks * self.threads)
 
     def take(self, rows: Indices) -> Team:
-        """Some of the blocks, as a separate team; the others are no longer right here."""
+        """Return some of the blocks as a separate team; the others are no longer valid here."""
         part = object.__new__(Team)
         part._place(self.launch, self.numbers[rows])
         part.registers = [self._rows_of(value, rows) for value in self.registers]
@@ -189,7 +189,7 @@ class Team:
             self.leaving = living
 
     def retry(self) -> bool:
-        """Let threads look again at the mbarriers that they test; whether any can go on."""
+        """Let threads test their mbarriers again; return whether any can continue."""
         tests, self.tests = self.tests, []
         for test in tests:
             test.again(self, test.strand)

@@ -100,21 +100,21 @@ def read_map(octets: npt.NDArray[np.uint8]) -> TensorMap | str:
     return _problem(found) or found
 
 
-def _problem(found: TensorMap) -> str | None:
+def _problem(tensor_map: TensorMap) -> str | None:
     """The first violation of the manual's rules for a map."""
-    inner = found.box[0] * found.element_bytes
-    if found.address % 16 or any(stride % 16 for stride in found.strides):
-        return f"address {found.address:#x} and strides {found.strides} are not multiples of 16 bytes"
-    if any(not 1 <= size <= 256 for size in found.box) or any(size < 1 for size in found.dims):
-        return f"its box is {found.box}, its tensor {found.dims}"
-    if inner % 16 or (found.swizzle_bytes and inner > found.swizzle_bytes):
-        return f"rows of its box have {inner} bytes, its swizzle {found.swizzle_bytes}"
+    inner = tensor_map.box[0] * tensor_map.element_bytes
+    if tensor_map.address % 16 or any(stride % 16 for stride in tensor_map.strides):
+        return f"address {tensor_map.address:#x} and strides {tensor_map.strides} are not multiples of 16 bytes"
+    if any(not 1 <= size <= 256 for size in tensor_map.box) or any(size < 1 for size in tensor_map.dims):
+        return f"its box is {tensor_map.box}, its tensor {tensor_map.dims}"
+    if inner % 16 or (tensor_map.swizzle_bytes and inner > tensor_map.swizzle_bytes):
+        return f"rows of its box have {inner} bytes, its swizzle {tensor_map.swizzle_bytes}"
     return None
 
 
 def swizzled(offsets: npt.NDArray[np.intp], swizzle_bytes: int) -> npt.NDArray[np.intp]:
-    """Where bytes of shared memory lie whose rows have their runs of 16 exchanged: bits 4 to 6 of an address change by
-    bits 7 to 9. swizzle_bytes: of a row, 0 for no exchange."""
+    """Return the places of bytes of shared memory whose rows have their runs of 16 exchanged: bits 4 to 6 of an address
+    change by bits 7 to 9. swizzle_bytes: of a row, 0 for no exchange."""
     if not swizzle_bytes:
         return offsets
     return offsets ^ (offsets >> 7 & swizzle_bytes // 16 - 1) << 4

@@ -83,7 +83,7 @@ class Warpgroups:
             self._groups.begin(runs.reshape(-1), CHUNK, lanes)
 
     def commit(self, mask: Mask) -> None:
-        """The wgmma begun since the last commit become a group."""
+        """Make a group of the wgmma that were begun since the last commit."""
         self._committed[self._order.warps_of(mask)] += 1
         self._groups.commit(self._lanes(mask))
 

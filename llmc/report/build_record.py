@@ -83,7 +83,7 @@ class BuildObserver:
         self._placements = PlacementObserver(options.pipeline_parallel_size)
 
     def __call__(self, record: PassRecord, graph: ModelGraph) -> None:
-        """Look at what a pass did."""
+        """Record what a pass did."""
         for each in (self._graphs, self._coverage, self._placements):
             each(record, graph)
 

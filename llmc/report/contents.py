@@ -34,10 +34,10 @@ class Provenance:
 
 @dataclass(frozen=True)
 class EngineContents:
-    """passes: as passes.json has them. graphs: (pass number, name, text), in order. code: by file name, the kernels'
-    sources. quantized: what was done to each weight. sparse: what became of each with zeros. pruned: what each part of
-    the model lost. placements: None for a stage that a single rank runs. stages: the programs that `program` is joined
-    of."""
+    """The parts of an engine that its report shows. passes: as passes.json has them. graphs: (pass number, name, text),
+    in order. code: by file name, the kernels' sources. quantized: what was done to each weight. sparse: what became of
+    each with zeros. pruned: what each part of the model lost. placements: None for a stage that a single rank runs.
+    stages: the programs that `program` is joined of."""
 
     path: Path
     manifest: Manifest
@@ -83,7 +83,7 @@ def read_graphs(files: EngineFiles) -> tuple[tuple[int, str, str], ...]:
 
 
 def read_provenance(files: EngineFiles) -> Provenance:
-    """Where the nodes of its graphs come from; nothing is known of an engine without a report."""
+    """Read the origins of the nodes of an engine's graphs, which are empty for an engine without a report."""
     return files.parsed(NODES_NAME, Provenance) if NODES_NAME in files else Provenance()
 
 

@@ -16,7 +16,7 @@ _SHOWN_NODES = 6
 
 @dataclass(frozen=True)
 class Line:
-    """style: as rich names it, for consoles."""
+    """A line of an explanation. style: as rich names it, for consoles."""
 
     text: str
     style: str = ""
@@ -51,7 +51,7 @@ def overview_lines(name: str, explanation: Explanation) -> Iterator[Line]:
 
 
 def pass_lines(record: PassRecord) -> Iterator[Line]:
-    """Every rewrite of a pass under the source line it is about, and every near-miss."""
+    """Yield every rewrite of a pass under the source line it is about, and every near-miss."""
     count = len(record.rewrites)
     yield Line(
         f"{record.name} ({record.numerics}): {_rewrites(count)}, "
@@ -66,18 +66,18 @@ def pass_lines(record: PassRecord) -> Iterator[Line]:
         yield from refusal_lines(record.name, refusal)
 
 
-def history_lines(name: str, found: NodeHistory) -> Iterator[Line]:
-    """Where a node comes from, what became of it, what was refused because of it."""
+def history_lines(name: str, history: NodeHistory) -> Iterator[Line]:
+    """Yield the origin of a node, what replaced it, and what was refused because of it."""
     yield Line(name, "bold")
-    if found.made is not None:
-        yield Line(f"  made by {found.made[0]} {_rewrite(found.made[1])}")
-        yield from _source(found.made[1].source)
+    if history.made is not None:
+        yield Line(f"  made by {history.made[0]} {_rewrite(history.made[1])}")
+        yield from _source(history.made[1].source)
     else:
         yield Line("  is of the captured graph")
-    for pass_name, rewrite in found.used:
+    for pass_name, rewrite in history.used:
         yield Line(f"  rewritten by {pass_name} {_rewrite(rewrite)}")
         yield from _source(rewrite.source)
-    for pass_name, refusal in found.refused:
+    for pass_name, refusal in history.refused:
         yield from refusal_lines(pass_name, refusal)
 
 
@@ -98,7 +98,7 @@ def refusal_lines(pass_name: str, refusal: RefusalRecord) -> Iterator[Line]:
 
 
 def _rewritten(explanation: Explanation) -> Iterator[Line]:
-    """One line per pass, or a single count if an error follows, so that the error stays on the screen."""
+    """Yield a line per pass, or a single count if an error follows, so that the error stays on the screen."""
     yield Line("what the passes rewrote", "bold")
     if explanation.error is not None:
         count = sum(len(record.rewrites) for record in explanation.passes)
@@ -118,14 +118,14 @@ def _error(name: str, error: LlmcError) -> Iterator[Line]:
     yield Line("")
 
 
-def _coverage(each: Coverage) -> Iterator[Line]:
-    yield Line(f"  {'✗' if each.short else '✓'} {each}", "yellow" if each.short else "green")
+def _coverage(coverage: Coverage) -> Iterator[Line]:
+    yield Line(f"  {'✗' if coverage.short else '✓'} {coverage}", "yellow" if coverage.short else "green")
     # Leftovers of one source line are merged over layers, whose reasons differ in node names only. Leftovers without a
     # source line are not merged.
-    for _, group in groupby(each.left, key=lambda left: left.source or each.reasons(left)):
+    for _, group in groupby(coverage.left, key=lambda left: left.source or coverage.reasons(left)):
         left = list(group)
-        reasons = each.reasons(left[0])
-        alike = [other for other in left if each.reasons(other) == reasons]
+        reasons = coverage.reasons(left[0])
+        alike = [other for other in left if coverage.reasons(other) == reasons]
         names = ", ".join(other.node for other in alike[:_SHOWN_NODES]) + (" …" if len(alike) > _SHOWN_NODES else "")
         yield Line(f"      {names} ({left[0].op} → {left[0].type}): {'; '.join(reasons)}")
         yield from _source(left[0].source)

@@ -13,7 +13,7 @@ class BudgetRow:
 
     Attributes:
         figure: Its name in words.
-        value: None where the machine code does not show it.
+        value: None if the machine code does not show it.
         bound: The budget in words, such as `≤ 3`.
         is_met: Whether the figure keeps to it.
         reason: Why it must.

@@ -63,7 +63,8 @@ def perplexity_json(measured: MeasuredPerplexity) -> str:
 
 
 def read_perplexity(path: Path, directory: EngineDirectory) -> MeasuredPerplexity:
-    """Raises EngineFormatError for a file that cannot be read, or that is of another engine."""
+    """Read a measured perplexity. Raises EngineFormatError for a file that cannot be read, or that belongs to another
+    engine."""
     fix = f"measure it again: llmc verify {directory.path} --against MODEL --perplexity TEXT --json FILE"
     measured = read_measurement(MeasuredPerplexity, path, name="perplexity", version=PERPLEXITY_VERSION, fix=fix)
     manifest = directory.manifest

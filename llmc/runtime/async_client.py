@@ -15,9 +15,9 @@ from llmc.runtime.text.output_stream import ChoiceNews, News, OutputStream, news
 
 @dataclass(eq=False)
 class Client:
-    """first: the sequence that the job begins with. told: number of tokens of each choice that were sent to the client.
-    ended: choices whose end was sent. counted: tokens of each sequence in the engine's counter; for beams, of the
-    longest."""
+    """A request of AsyncEngine in flight. first: the sequence that the job begins with. told: number of tokens of each
+    choice that were sent to the client. ended: choices whose end was sent. counted: tokens of each sequence in the
+    engine's counter; for beams, of the longest."""
 
     request: GenerationRequest
     job: GenerationJob

@@ -44,7 +44,8 @@ class Completer:
         progress: Progress,
         adapter: str | None = None,
     ) -> list[Completion]:
-        """One completion a prompt, in order. Raises RequestError before anything is computed, or what befalls one."""
+        """Return one completion per prompt, in order. Raises RequestError before anything is computed, or the error of
+        a request."""
         with as_llmc_error():
             requests = self._requests(prompts, params, adapter)
             completions = []
@@ -61,7 +62,7 @@ class Completer:
             return [row for row in rows if row is not None]
 
     def _answers(self, requests: Sequence[GenerationRequest], progress: Progress) -> Iterator[tuple[CachedAnswer, int]]:
-        """All requests' answers, and how many tokens of each were found in a cache."""
+        """Yield all requests' answers, and the number of tokens of each that were found in a cache."""
         cached = [None if self.cache is None else self.cache.get(request) for request in requests]
         jobs = [None if a else self._job(i, r) for i, (r, a) in enumerate(zip(requests, cached, strict=True))]
         with telling(progress, len(jobs)) as told:

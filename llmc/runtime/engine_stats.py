@@ -66,7 +66,7 @@ class CacheStats:
 @dataclass(frozen=True)
 class GroupStats:
     """The blocks of layers that do not keep everything. policy: what they keep, as text. kept, dropped: rows that
-    tables held behind a cut, and that left them, since the engine was opened."""
+    tables held after a cut, and that left them, since the engine was opened."""
 
     policy: str
     total: int
@@ -108,8 +108,8 @@ class OffloadStats:
 
 @dataclass(frozen=True)
 class SpeculationStats:
-    """drafts: proposals, of one or more tokens; accepted_at: accepted tokens by place, from the first on.
-    acceptance: the rejection_sample_method."""
+    """Statistics of speculation. drafts: proposals, of one or more tokens; accepted_at: accepted tokens by place, from
+    the first on. acceptance: the rejection_sample_method."""
 
     drafts: int
     draft_tokens: int

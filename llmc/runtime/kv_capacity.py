@@ -69,7 +69,8 @@ def wanted_blocks(program: Program, kv_cache_bytes: int | None) -> tuple[int, in
 
 
 def default_bytes(available: int, one_sequence: int) -> int:
-    """How much of the available memory the cache may take, given what one sequence of full length needs."""
+    """Return the share of the available memory that the cache may take, given the need of one sequence of full
+    length."""
     return min(available, max(int(MEMORY_FRACTION * available), one_sequence))
 
 

@@ -1,4 +1,4 @@
-"""How far a long call has come: a bar in the terminal, or a function of the caller's."""
+"""Progress of a long call: a bar in the terminal, or a function of the caller."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -11,7 +11,8 @@ _log = logging.getLogger("llmc.ranks")
 
 
 class RankRestarts:
-    """notify: called by any thread when a rank was lost, also while no step runs. It finds `lost` then.
+    """Restarts lost ranks of an executor. notify: called by any thread when a rank was lost, also while no step runs.
+    It finds `lost` then.
 
     counts: how often each rank but the first was lost and started again; empty for an engine without others.
     """

@@ -24,7 +24,7 @@ from llmc.runtime.text.prompts import Prompt, Prompts, token_ids, token_sequence
 
 
 class TextReader:
-    """completer: serves the requests."""
+    """Computes rows of texts: embeddings, scores and labels. completer: serves the requests."""
 
     def __init__(self, completer: Completer) -> None:
         self._completer = completer
@@ -149,7 +149,7 @@ class TextReader:
         return self._completer.rows(read, progress, adapter)
 
     def _head(self, task: Task) -> Head:
-        """Raises RequestError for an engine that was built for something else."""
+        """Return the engine's head. Raises RequestError for an engine that was built for another task."""
         head = self._completer.job_builder.head
         check_task(head, wants_row=True)
         assert head is not None

@@ -26,8 +26,9 @@ REQUESTS = 200
 
 @dataclass(frozen=True)
 class DivisionWish:
-    """parallel: "auto", or None for a build as its options divide it. ranks: how many there are. memory: GB of one,
-    by default the target's. trace: the load, as `llmc simulate` takes it; by default REQUESTS requests at once."""
+    """The request to choose a division. parallel: "auto", or None for a build as its options divide it. ranks: how many
+    there are. memory: GB of one, by default the target's. trace: the load, as `llmc simulate` takes it; by default
+    REQUESTS requests at once."""
 
     parallel: str | None = None
     ranks: int | None = None
@@ -57,7 +58,8 @@ class DivisionWish:
 
 @dataclass(frozen=True)
 class Considered:
-    """comparison: of every division of a machine's ranks that can be built, under a load of `requests` requests."""
+    """The divisions that were compared, and the chosen one. comparison: of every division of a machine's ranks that can
+    be built, under a load of `requests` requests."""
 
     comparison: Comparison
     machine: Machine
@@ -65,7 +67,8 @@ class Considered:
 
     @property
     def best(self) -> Division:
-        """Raises OptionError if no division can serve the load; the error names one that could."""
+        """Return the best division. Raises OptionError if no division can serve the load; the error names one that
+        could."""
         from llmc.simulation.compare import best_or_refuse
 
         return best_or_refuse(self.comparison, self.machine).division

@@ -21,9 +21,10 @@ _MORE_RANKS = (2, 4, 8, 16, 32, 64)
 
 @dataclass(frozen=True)
 class Comparison:
-    """outcomes: in the order of the divisions. goals: milliseconds that good requests stay within, by name. enough:
-    where none serves the load, the fewest tensor ranks, of powers of two, with memory for it; None if that is none.
-    has_stages: whether engines for the target can have them; those that cannot are predicted, and not the best."""
+    """The compared divisions of a machine's ranks. outcomes: in the order of the divisions. goals: milliseconds that
+    good requests stay within, by name. enough: where none serves the load, the fewest tensor ranks, of powers of two,
+    with memory for it; None if that is none. has_stages: whether engines for the target can have them; those that
+    cannot are predicted, and not the best."""
 
     outcomes: tuple[Outcome, ...]
     goals: Mapping[str, float]

@@ -10,7 +10,7 @@ from llmc.program import RankLayout
 
 @dataclass(frozen=True)
 class Division:
-    """layout: of one replica."""
+    """A division of ranks into replicas, stages and tensor ranks. layout: of one replica."""
 
     layout: RankLayout
     replicas: int
@@ -20,8 +20,8 @@ class Division:
 
 
 def divisions(ranks: int) -> tuple[Division, ...]:
-    """Every division that uses all ranks, in descending number of ranks that share weights. Raises OptionError for zero
-    ranks."""
+    """Return every division that uses all ranks, in descending number of ranks that share weights. Raises OptionError
+    for zero ranks."""
     if not 1 <= ranks <= 1024:
         raise OptionError(f"there cannot be {counted(ranks, 'rank')}", at=f"--ranks {ranks}", fix="give 1 to 1024")
     found = [

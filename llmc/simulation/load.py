@@ -61,7 +61,7 @@ def drawn_load(shape: PromptShape, count: int, rate: float | None, seed: int) ->
 
 
 def longest(load: Sequence[Arrival]) -> int:
-    """Tokens of the longest request."""
+    """Return the number of tokens of the longest request."""
     return max(each.tokens for each in load)
 
 

@@ -65,7 +65,7 @@ def _price(
         return gpu_price(own, program.limits, layout.tensor, gpu, link, custom=machine.custom)
     if machine.rates is None:
         raise TargetError(
-            f"nothing is known of how fast {machine.target.name} is here",
+            f"there are no measured rates of {machine.target.name} is here",
             at=f"target={machine.target.name}",
             fix="name a GPU, or the CPU of this machine: --target cpu",
         )

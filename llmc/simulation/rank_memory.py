@@ -22,7 +22,7 @@ class RankMemory:
 
     @property
     def fixed(self) -> int:
-        """All but the KV cache."""
+        """All bytes except those of the KV cache."""
         return self.weights + self.arena + self.logits + RESERVED_BYTES
 
     def cache(self, program: Program, blocks: int) -> int:

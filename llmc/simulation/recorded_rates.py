@@ -20,7 +20,7 @@ from llmc.program import Program
 
 @dataclass(frozen=True)
 class RecordedRates:
-    """target: its name. threads: that were measured together."""
+    """Rates of a machine in a file. target: its name. threads: that were measured together."""
 
     target: str
     threads: int
@@ -53,7 +53,7 @@ def rates_on_record(
 
 
 def _read(path: Path) -> RecordedRates | None:
-    """None for a file that is not there."""
+    """Read the recorded rates; None if the file does not exist."""
     try:
         return from_json(RecordedRates, json.loads(path_argument("rates", path).read_text(encoding="utf-8")), str(path))
     except FileNotFoundError:

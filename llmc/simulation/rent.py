@@ -42,7 +42,7 @@ def machine_of(
     if memory_bytes is None:
         memory_bytes = target.compiled[0].memory_bytes if target.compiled else available_bytes() // max(1, ranks)
     if recorded is not None and target.compiled:
-        raise OptionError(f"nothing of {target.name} is measured", at=f"--rates {recorded}", fix="leave out --rates")
+        raise OptionError(f"no rates of {target.name} are measured", at=f"--rates {recorded}", fix="leave out --rates")
     joined = None if link is None else LINKS[link]
     return Machine(target, memory_bytes, threads=threads, recorded=recorded, custom=custom, link=joined)
 
@@ -59,7 +59,7 @@ def rent_for_model(
     goals: Mapping[str, float],
     told: Callable[[str], None] = lambda doing: None,
 ) -> Rent:
-    """From a number of ranks to every division of them, or only the one that the options request.
+    """Return a function from a number of ranks to every division of them, or only to the one that the options request.
 
     told: what is being done.
     """
@@ -84,8 +84,8 @@ def rent_for_model(
 
 
 def rent_for_engine(engine: Path, machine: Machine, load: Sequence[Arrival], goals: Mapping[str, float]) -> Rent:
-    """From a number of ranks to replicas of an engine as it was built. Raises OptionError for an engine in stages. The
-    returned function raises it if the ranks are not a multiple of the engine's."""
+    """Return a function from a number of ranks to replicas of an engine. Raises OptionError for an engine in stages.
+    The function raises it if the ranks are not a multiple of the engine's."""
     program = read_engine(engine, check_weights=False, check_machine=False).program
     if program.layout.pipeline > 1:
         raise OptionError("an engine in stages is not simulated", at=engine, fix="name the model that it was built of")

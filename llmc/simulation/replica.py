@@ -28,7 +28,7 @@ class Replica:
     """Requests that one scheduler serves. now: its clock in seconds. steps: number of steps taken. most_blocks: maximum
     number of blocks in use.
 
-    seconds: what a step takes. blocks: of its KV cache; groups: of the groups of caches behind the first.
+    seconds: what a step takes. blocks: of its KV cache; groups: of the groups of caches after the first.
     """
 
     def __init__(
@@ -53,11 +53,11 @@ class Replica:
 
     @property
     def preemptions(self) -> int:
-        """How often a request had to give its blocks back."""
+        """The number of times that a request lost its blocks."""
         return self._scheduler.preemptions
 
     def add(self, arrival: Arrival) -> RequestRecord:
-        """A request that has come now; the record fills as it is served."""
+        """Add a request that has arrived now; the record fills while it is served."""
         record = RequestRecord(sent=arrival.arrival, prompt_tokens=arrival.prompt_tokens)
         self._scheduler.add(_Request(arrival, record, self._sampler, lambda: self.now))
         return record
@@ -125,4 +125,4 @@ class _Tokens:
 
 
 def _move_nothing(sources: Ints, destinations: Ints, group: int) -> None:
-    """No block holds anything."""
+    """Do nothing: no block holds anything."""

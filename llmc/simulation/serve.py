@@ -102,7 +102,7 @@ def check_fits(program: Program, load: Sequence[Arrival]) -> None:
 
 
 def _send(replicas: Sequence[Replica], load: Sequence[Arrival]) -> list[RequestRecord]:
-    """Each request goes to the replica with the fewest, as the router of `llmc serve` does it."""
+    """Send each request to the replica with the fewest, as the router of `llmc serve` does."""
     records = []
     for arrival in load:
         for replica in replicas:

@@ -35,7 +35,7 @@ def host_target() -> CpuTarget:
 
 
 def device_target() -> GpuTarget | None:
-    """The target of this machine's first GPU, as torch sees it; None if there is none that is known."""
+    """The target of this machine's first GPU, as torch sees it; None if it is not known."""
     device = _first_device()
     return None if device is None else match_device(device.name, device.capability, is_hip=device.is_hip)
 
@@ -48,7 +48,7 @@ class _Device:
 
 
 def _first_device() -> _Device | None:
-    """This machine's first GPU as torch sees it, None without one or without torch."""
+    """Return this machine's first GPU as torch sees it; None without one or without torch."""
     try:
         import torch
     except ModuleNotFoundError:
@@ -61,7 +61,8 @@ def _first_device() -> _Device | None:
 
 
 def automatic_target() -> Target:
-    """This machine's GPU, or its CPU if it has no GPU. A GPU that is in no target's reach is not passed over."""
+    """Return the target of this machine's GPU, or of its CPU if it has no GPU. A GPU that no target supports is an
+    error."""
     device = _first_device()
     if device is None:
         _check_driver()
@@ -71,7 +72,7 @@ def automatic_target() -> Target:
         return target
     arch = "" if device.is_hip else f" (sm_{device.capability[0]}{device.capability[1]})"
     raise TargetError(
-        f"this machine's GPU, {device.name}{arch}, is none that llmc has a target for",
+        f"this machine's GPU, {device.name}{arch}, has no target in llmc",
         at="target=auto",
         fix="build for the CPU: target=cpu; or for the GPU of `llmc targets` that is most like it, whose kernels are "
         "compiled for this one when the engine is loaded, if they can be",
@@ -109,7 +110,7 @@ def match_device(name: str, capability: tuple[int, int], *, is_hip: bool) -> Gpu
 
 
 def host_features() -> frozenset[str]:
-    """This machine's CPU flags as Linux reports them; empty where there is no /proc/cpuinfo."""
+    """Return this machine's CPU flags as Linux reports them; empty if there is no /proc/cpuinfo."""
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace")
     except OSError:

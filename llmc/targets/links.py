@@ -26,7 +26,7 @@ class Protocol:
 
 @dataclass(frozen=True)
 class Shot:
-    """start: seconds of one that moves nothing. most: bytes for which it is used; None for any."""
+    """A one-shot exchange. start: seconds of one that moves nothing. most: bytes for which it is used; None for any."""
 
     start: float
     most: int | None = None
@@ -34,8 +34,8 @@ class Shot:
 
 @dataclass(frozen=True)
 class Link:
-    """bandwidth: bytes per second that a rank sends while it receives as much. protocols: those of its ring. shot:
-    one-shot exchange; None if ranks cannot read each other's memory."""
+    """A link between ranks. bandwidth: bytes per second that a rank sends while it receives as much. protocols: those
+    of its ring. shot: one-shot exchange; None if ranks cannot read each other's memory."""
 
     name: str
     bandwidth: float
@@ -71,7 +71,8 @@ class Link:
 
 @dataclass(frozen=True)
 class Links:
-    """within: the link between the ranks of one machine, at most `size`. between: the link between machines."""
+    """The links of a machine. within: the link between the ranks of one machine, at most `size`. between: the link
+    between machines."""
 
     within: Link
     between: Link

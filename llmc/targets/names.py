@@ -8,7 +8,7 @@ from llmc.targets.table import CPU_TARGETS, GPU_TARGETS, ONNXRUNTIME, REFERENCE,
 
 
 def known_targets() -> tuple[Target, ...]:
-    """Every target that can be named, best CPU first. `cpu` is the first of them that this machine can run."""
+    """Return every target that can be named, best CPU first. `cpu` is the first of them that this machine can run."""
     return (*CPU_TARGETS, *GPU_TARGETS, REFERENCE, ONNXRUNTIME)
 
 
@@ -34,7 +34,7 @@ def resolve_target(name: str) -> Target:
 
 
 def _common_target(names: str) -> GpuTarget:
-    """One target for several GPUs of a vendor, with the minimum of their capabilities."""
+    """Return one target for several GPUs of a vendor, with the minimum of their capabilities."""
     found = [resolve_target(name.strip()) for name in names.split(",")]
     members = tuple(target for target in found if isinstance(target, GpuTarget))
     if len(members) < len(found) or len({target.backend for target in members}) > 1:

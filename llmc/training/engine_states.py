@@ -29,8 +29,8 @@ _ROWS_PER_CHANNEL = 4
 
 @dataclass(frozen=True)
 class Rows:
-    """tokens: [rows + 1], of one sequence. states: [rows, channels], fp32, after each token but the last; logits:
-    [rows, vocabulary], those that the model gives there."""
+    """Hidden states and logits of a sequence. tokens: [rows + 1], of one sequence. states: [rows, channels], fp32,
+    after each token but the last; logits: [rows, vocabulary], those that the model gives there."""
 
     tokens: Tensor
     states: Tensor
@@ -54,7 +54,7 @@ class StateReader:
         self._executor = CppExecutor(directory.with_one_table(), blocks, threads, also=(_states_of(directory),))
 
     def read(self, tokens: Sequence[int]) -> Rows:
-        """One sequence of at least two tokens, at most as long as the engine takes."""
+        """Read one sequence of at least two tokens, at most as long as the engine takes."""
         states, logits = [], []
         for step in self._steps(tokens[:-1]):
             logits.append(torch.from_numpy(self._executor.step(step).copy()))
@@ -118,7 +118,7 @@ def output_matrix(rows: Sequence[Rows]) -> Tensor:
         states = each.states.double()
         squares += states.T @ states
         products += states.T @ each.logits.double()
-    # So small that it changes nothing but directions in which no state has gone.
+    # So small that it changes only directions that no state has.
     squares += 1e-9 * squares.trace() / channels * torch.eye(channels, dtype=torch.float64)
     matrix: Tensor = torch.linalg.solve(squares, products).T.float().contiguous()
     states, logits = rows[0].states, rows[0].logits

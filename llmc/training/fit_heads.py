@@ -152,7 +152,7 @@ def acceptance(heads: MedusaHeads, matrix: Tensor, apart: Samples, head: int) ->
 
 
 def _rate_at(done: float) -> float:
-    """Up at first, then down along a cosine. done: the share of all steps."""
+    """Return the learning rate, which rises at first and then falls along a cosine. done: the share of all steps."""
     return min(1.0, done / _WARM_UP + _WARM_UP) * 0.5 * (1 + math.cos(math.pi * done))
 
 

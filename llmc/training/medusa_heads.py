@@ -12,7 +12,7 @@ from torch.nn import functional
 
 
 class MedusaHeads(nn.Module):
-    """heads: head i is about the token i + 2 places after the one whose state it reads."""
+    """Trained Medusa heads. heads: head i is about the token i + 2 places after the one whose state it reads."""
 
     def __init__(self, channels: int, heads: int, layers: int, generator: torch.Generator) -> None:
         super().__init__()
@@ -32,7 +32,8 @@ class MedusaHeads(nn.Module):
         return states
 
     def tensors(self) -> Mapping[str, Tensor]:
-        """By the names of the published format (Medusa-1), without output matrices: the model's is shared."""
+        """Return the heads' tensors by the names of the published format (Medusa-1), without output matrices, because
+        the model's is shared."""
         found = {}
         for place in range(self.heads * self.layers):
             name = f"{place // self.layers}.{place % self.layers}.linear"

@@ -18,7 +18,8 @@ _AT_ONCE = 64
 
 @dataclass(frozen=True)
 class Written:
-    """tokens: those of a prompt and of its continuation. prompt: number of the prompt's tokens."""
+    """A prompt and its generated continuation. tokens: those of a prompt and of its continuation. prompt: number of the
+    prompt's tokens."""
 
     tokens: list[int]
     prompt: int

@@ -1,4 +1,4 @@
-"""Seconds of launches, each behind a flushed cache."""
+"""Seconds of launches, each after a flush of the cache."""
 
 from collections.abc import Callable
 

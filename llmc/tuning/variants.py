@@ -39,7 +39,7 @@ def variants(kernel: DeviceKernel) -> tuple[DeviceKernel, ...]:
 
 
 def compile_variants(program: Program, target: GpuTarget, scratch: Path) -> dict[str, tuple[DeviceKernel, ...]]:
-    """By launched kernel: its variants that compile, fit and do not spill, with binaries in `scratch`."""
+    """Return for each launched kernel its variants that compile, fit and do not spill, with binaries in `scratch`."""
     kernels = program.launched_kernels()
     tried = [variant for kernel in kernels for variant in variants(kernel)]
     with Workers(usable_processors()) as workers:

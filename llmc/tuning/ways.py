@@ -41,7 +41,8 @@ def choose_ways(
     seconds: Callable[[Sequence[Launch], StepShape], float],
     tell: Callable[[str], None],
 ) -> tuple[list[Alternative], tuple[Tuned, ...]]:
-    """The fastest alternative of each site, where one beats what is launched there. seconds: measures launches."""
+    """Return the fastest alternative of each site at which one is faster than the launched kernel. seconds: measures
+    launches."""
     sites: dict[tuple[int, int], list[Alternative]] = {}
     for alternative in usable:
         sites.setdefault((alternative.first, alternative.last), []).append(alternative)

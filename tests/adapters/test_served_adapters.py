@@ -221,7 +221,7 @@ def test_an_engine_for_gpus(directories: list[Path]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["gpt2", "gpt_neox", "phi3", "gemma2", "qwen2", "mixtral"])
-def test_families(family: str, tmp_path: Path) -> None:
+def test_families_equal_peft(family: str, tmp_path: Path) -> None:
     """Weights that are transposed, whose rows are in another order, or merged, and attention beside experts."""
     model = tiny_model(family)
     targets = ["q_proj", "o_proj"] if family == "mixtral" else "all-linear"

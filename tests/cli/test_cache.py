@@ -89,5 +89,5 @@ def test_a_cache_that_is_not_there_or_not_ones_own(cache: Path) -> None:
 @pytest.mark.parametrize(
     ("seconds", "text"), [(59, "just now"), (61, "1 minute ago"), (7300, "2 hours ago"), (90_000, "1 day ago")]
 )
-def test_times(seconds: float, text: str) -> None:
+def test_times_since_the_last_use(seconds: float, text: str) -> None:
     assert ago(seconds) == text

@@ -198,7 +198,7 @@ def test_no_operation_is_left_out() -> None:
     assert {str(operation).rpartition(".")[0] for operation in ELEMENTARY} <= tried
 
 
-def test_extremes(tmp_path: Path) -> None:
+def test_functions_of_extreme_numbers(tmp_path: Path) -> None:
     b = GraphBuilder()
     inf, values = float("inf"), torch.linspace(-110, 110, CHANNELS)
     values[:12] = torch.tensor([inf, -inf, float("nan"), 0.0, -0.0, 88.7, 88.8, -87.4, -103.0, 1e-30, -1e-30, 1e30])

@@ -31,12 +31,10 @@ def test_names_the_target_the_reason_and_what_it_runs(scheme: str) -> None:
     assert "fp8-w8a8" not in runs
 
 
-def test_tokens_by_groups_are_refused_with_the_spelling_that_works() -> None:
-    error = _refusal("h100", quantize="w4a8-gptq:g32:x32")
-    assert "h100 cannot run the scheme w4a8-gptq:g32:x32" in error.problem
-    assert error.fix == "give each token one scale: quantize=w4a8-gptq:g32:xrow"
-    kind_of(resolve_target("h100")).check(parse_options({"quantize": "w4a8-gptq:g32:xrow"}))
-    kind_of(resolve_target("cpu-x86-64-v4")).check(parse_options({"quantize": "w4a8-gptq:g32:x32"}))
+@pytest.mark.parametrize("target", ["h100", "a100", "mi300x", "cpu-x86-64-v4", "reference"])
+@pytest.mark.parametrize("scheme", ["w8a8:x32", "w4a8-gptq:g32:xrow", "q4_k:s288:x32", "q6_k:s320", "auto:4.5"])
+def test_every_target_rounds_tokens_by_groups_and_has_super_blocks_of_any_length(target: str, scheme: str) -> None:
+    kind_of(resolve_target(target)).check(parse_options({"quantize": scheme, "calibration": "text"}))
 
 
 @pytest.mark.parametrize("target", ["h100", "cpu-x86-64-v4", "reference"])

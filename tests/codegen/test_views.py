@@ -47,7 +47,7 @@ def test_a_slice_of_heads() -> None:
         (aten.slice.Tensor, (1, 1, 48, 2), (T, 24), (48, 2), 1),
     ],
 )
-def test_strides(op: Any, arguments: Any, shape: Any, strides: Any, offset: int) -> None:
+def test_strides_of_views(op: Any, arguments: Any, shape: Any, strides: Any, offset: int) -> None:
     b, x = start()
     view, _ = viewed(b, b.call(op, x, *arguments))
     assert (view.shape, view.strides, view.offset) == (shape, strides, offset)

@@ -158,5 +158,5 @@ def test_scores_by_distance_and_dropped_rows_are_refused(tmp_path: Path) -> None
 
 def test_a_window_beside_a_policy_is_refused(tmp_path: Path) -> None:
     model = tiny_checkpoint("mistral", tmp_path / "model")
-    with pytest.raises(llmc.LlmcError, match="says what a query sees, and so does window"):
+    with pytest.raises(llmc.LlmcError, match="limits what a query sees, and so does window"):
         build(model, tmp_path / "engine.llmc", MASKED)

@@ -14,6 +14,7 @@ from llmc.codegen.triton.lowering import lower_device
 from llmc.engine_format.engine_kinds import ExecutorName
 from llmc.frontends.capture import capture
 from llmc.options import parse_options
+from llmc.passes.model_data import ModelData
 from llmc.passes.pipeline import default
 from llmc.passes.runner import run_pipeline
 from llmc.prediction.device_step import predict_decode
@@ -21,14 +22,16 @@ from llmc.program import Program
 from llmc.runtime.device.inputs import StepShape, example_step
 from llmc.runtime.device.program import plan_calls
 from llmc.runtime.engine import Engine
-from tests.end_to_end.test_scored_compression import COMPACTOR, H2O_TEXT, LRU, SNAPKV
+from tests.end_to_end.calibration_queries import write_calibration
+from tests.end_to_end.test_scored_compression import COMPACTOR, COUNTED, H2O_TEXT, LRU, SNAPKV
 from tests.end_to_end.test_streaming import STREAMING
 from tests.gpu_target import gpu_target
 from tests.runtime.executors.fake_device import STREAM, fake_executor, with_binaries
 from tests.tiny_models import tiny_checkpoint, tiny_tokens
 
 TOKENS = tiny_tokens(200)
-POLICIES = [SNAPKV, H2O_TEXT, LRU, COMPACTOR, STREAMING]
+POLICIES = [SNAPKV, H2O_TEXT, LRU, COMPACTOR, STREAMING, COUNTED]
+WITHOUT_QUERIES = STREAMING, COUNTED
 each_policy = pytest.mark.parametrize("text", POLICIES, ids=lambda text: text.partition(":")[0])
 
 
@@ -36,16 +39,23 @@ def build(folder: Path, text: str, **options: Any) -> Path:
     """An engine for an H100."""
     limits: dict[str, Any] = {"max_batch_tokens": 128, "max_sequences": 4, "max_model_len": 256, "block_size": 8}
     model, path = tiny_checkpoint("llama", folder / "model"), folder / "engine.llmc"
-    llmc.build(model, path, target="h100", dtype="float32", kv_compression=text, **limits, **options)
+    given = limits | options | calibration(folder, text)
+    llmc.build(model, path, target="h100", dtype="float32", kv_compression=text, **given)
     return path
+
+
+def calibration(folder: Path, text: str) -> dict[str, Any]:
+    """The options of a policy that needs a text."""
+    return write_calibration(folder) if text == COUNTED else {}
 
 
 def lowered(folder: Path, text: str) -> Program:
     """The program for an H100, not compiled."""
     limits = {"max_batch_tokens": 64, "max_model_len": 256, "block_size": 8, "dtype": "float32"}
-    options = parse_options({**limits, "kv_compression": text})
+    options = parse_options({**limits, "kv_compression": text, **calibration(folder.parent, text)})
     captured = capture(tiny_checkpoint("llama", folder), options)
-    return lower_device(run_pipeline(captured.graph, default(), options).graph, gpu_target("h100"), options).program
+    graph = run_pipeline(captured.graph, default(), options, data=ModelData(captured.source)).graph
+    return lower_device(graph, gpu_target("h100"), options).program
 
 
 def said(engine: Engine) -> tuple[list[object], list[float]]:
@@ -67,7 +77,9 @@ def test_steps_have_none_of_the_launches(text: str, tmp_path: Path) -> None:
     functions = {call.kernel.function for call in cuts}
     assert functions and not functions & {call.kernel.function for call in steps}
     # The queries of each token are written to a cache of their own.
-    written = 0 if text == STREAMING else sum(cache.group == 1 and cache.head_dim > 1 for cache in compressed.caches)
+    written = (
+        0 if text in WITHOUT_QUERIES else sum(cache.group == 1 and cache.head_dim > 1 for cache in compressed.caches)
+    )
     assert len(steps) == len(plan_calls(plain)) + written
     target = gpu_target("h100")
     counts = [predict_decode(each, target, requests=2, context=64).launches for each in (plain, compressed)]

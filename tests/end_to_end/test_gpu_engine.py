@@ -235,7 +235,14 @@ def test_the_command_line_runs_it_by_name(engine: EngineDirectory, without_a_gpu
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "scheme", ["int8", *(f"int{b}:channel{z}" for b in (4, 5, 6) for z in ("", ":asym")), "w8a8:xrow", "fp8"]
+    "scheme",
+    [
+        "int8",
+        *(f"int{b}:channel{z}" for b in (4, 5, 6) for z in ("", ":asym")),
+        "w8a8:x32",
+        "q4_k,*.down_proj=int8",
+        "fp8",
+    ],
 )
 def test_codes_are_had_back_from_the_layouts_of_gpu_kernels(model: str, scheme: str, tmp_path: Path) -> None:
     chosen: dict[str, Any] = {"dtype": "float32", "quantize": scheme, **LIMITS}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,37 @@ def test_codes_move_as_they_are(codes: str, built: Callable[..., Path]) -> None:
             found.append(said(engine))
             assert engine.loop.groups[0].stats.dropped
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("codes", ["auto", "int8"])
+@pytest.mark.parametrize(
+    ("text", "same", "longer"), [(STRIDE, 136, 176), ("streaming:budget=48,sinks=3,every=16", 136, 136)]
+)
+def test_the_next_request_begins_behind_the_cuts(
+    text: str, same: int, longer: int, codes: str, built: Callable[..., Path]
+) -> None:
+    """The same prompt, and the next turn of the conversation: bits are those of requests that compute everything."""
+    path, turns = built(kv_compression=text, kv_cache=codes), [TOKENS[:150], TOKENS[:150]]
+    with llmc.load(path, threads=1, prefix_cache=False) as engine:
+        turns.append([*TOKENS[:150], *bits(engine, turns[0])[0], 5, 6, 7])
+        expected = [bits(engine, turn) for turn in turns]
+    with llmc.load(path, threads=1) as engine:
+        found, hits = [], [0]
+        for turn in turns:
+            found.append(bits(engine, turn))
+            hits.append(engine.loop.scheduler.prefix_cache.hits)
+        plain = bits(engine, turns[2], "streaming:budget=32,sinks=3,every=8" if "sinks=3" in text else "none")
+    assert found == expected != [plain]
+    assert [end - begin for begin, end in pairwise(hits)] == [0, same, longer]
+    with llmc.load(path, threads=1, prefix_cache=False) as engine:
+        other = "streaming:budget=32,sinks=3,every=8" if "sinks=3" in text else "none"
+        assert bits(engine, turns[2], other) == plain, "another policy has found these rows"
+
+
+def bits(engine: Engine, prompt: list[int], text: str | None = None) -> tuple[tuple[int, ...], str]:
+    """Tokens and log-probabilities of an answer."""
+    (answer,) = engine.generate([prompt], max_tokens=32, logprobs=0, ignore_eos=True, kv_compression=text)
+    return answer.choices[0].token_ids, repr(answer.choices[0].logprobs)
 
 
 @pytest.mark.parametrize(

@@ -112,7 +112,7 @@ def test_the_server(path: Path, engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_trees(path: Path, seed: int) -> None:
+def test_trees_have_the_bits_of_chains(path: Path, seed: int) -> None:
     executor = OnnxRuntimeExecutor(read_engine(path), len(TABLE), 1, on_device=False)
     check_trees(executor, 16, 4096, 9, seed)
     executor.close()
@@ -150,7 +150,7 @@ def test_a_model_in_fewer_bits_is_widened_and_it_is_said(tmp_path: Path) -> None
         ({"dtype": "bfloat16"}, "compute in float32, not bfloat16"),
         ({"kv_cache": "int8"}, "have no int8 codes in their caches"),
         ({"tensor_parallel_size": 2}, "have one rank, not 2"),
-        ({"speculative": "mtp"}, "draft by nothing within them"),
+        ({"speculative": "mtp"}, "have no built-in drafts"),
         ({"pipeline_parallel_size": 2}, "do not support pipeline stages yet, so not 2"),
     ],
 )
@@ -204,7 +204,7 @@ def test_codes_of_an_engines_options_are_in_its_optimized_stage(tmp_path: Path) 
     assert report.stage == "optimized" and "dequantize" in {function.name for function in model.functions}
 
 
-def test_verbs(path: Path, draft_engine: Path, tmp_path: Path) -> None:
+def test_verbs_work_on_onnx_engines(path: Path, draft_engine: Path, tmp_path: Path) -> None:
     told = command("export", draft_engine, "-o", tmp_path / "out")
     assert_user_error(told, "an engine's graphs are text", "--against MODEL")
     run = command("run", path, "-p", "KING", "--max-tokens", "3", "--temperature", "0")

@@ -261,16 +261,3 @@ def test_chunks_are_whole_blocks(model: Path, tmp_path: Path) -> None:
     text = "compactor:share=50,every=8,chunk=36"
     with pytest.raises(OptionError, match="chunk=36 is not a multiple of block_size=8"):
         llmc.build(model, tmp_path / "engine.llmc", block_size=8, kv_compression=text)
-
-
-def test_gpus_refuse_what_they_cannot_score(model: Path, tmp_path: Path) -> None:
-    options: dict[str, Any] = {"block_size": 8, "max_model_len": 256, "dtype": "float32"}
-    with pytest.raises(LlmcError, match="the attention that later queries pay is expected on CPUs only"):
-        llmc.build(
-            model,
-            tmp_path / "e.llmc",
-            target="h100",
-            kv_compression=TRIATTENTION,
-            **options,
-            **write_calibration(tmp_path),
-        )

@@ -99,7 +99,7 @@ def test_paths_are_no_names(text: str) -> None:
     assert fetched_model(text, ()) == Path(text)
 
 
-def test_names() -> None:
+def test_names_are_parsed() -> None:
     assert hub_name("org/tiny") == HubName("org/tiny")
     assert hub_name("org/tiny-GGUF@v1:UD-Q4_K_XL") == HubName("org/tiny-GGUF", "v1", "UD-Q4_K_XL")
     assert hub_name("Qwen/Qwen3-0.6B@refs/pr/1") == HubName("Qwen/Qwen3-0.6B", "refs/pr/1")

@@ -167,7 +167,7 @@ def test_missing_tensors_are_named(tmp_path: Path) -> None:
 def test_wrong_shape_is_named(tmp_path: Path) -> None:
     tiny_checkpoint("llama", tmp_path)
     edit_json(tmp_path / "config.json", lambda c: c.update(intermediate_size=96))
-    with pytest.raises(CheckpointError, match=r"has shape \[112, 64\], where config.json makes it \[96, 64\]"):
+    with pytest.raises(CheckpointError, match=r"has shape \[112, 64\], but config.json gives it the shape \[96, 64\]"):
         capture(tmp_path, BuildOptions())
 
 

@@ -60,7 +60,7 @@ def test_an_unknown_name_is_an_error(directory: Path) -> None:
 @pytest.mark.parametrize(
     ("shape", "floating", "name", "problem"),
     [
-        ((4, 3), True, "a.weight", r"has shape \[3, 4\], where config.json makes it \[4, 3\]"),
+        ((4, 3), True, "a.weight", r"has shape \[3, 4\], but config.json gives it the shape \[4, 3\]"),
         ((2,), True, "mask", "is stored as BOOL"),
     ],
 )

@@ -85,7 +85,7 @@ def test_one_bit_in_the_last_row_is_a_difference(untied: Path) -> None:
 def test_an_output_matrix_of_more_tokens_is_refused_with_both_sizes(untied: Path) -> None:
     edit_json(untied / "config.json", lambda c: c.update(tie_word_embeddings=True))
     edit_weights(untied, lambda tensors: {**tensors, HEAD: torch.randn(170, 64)})
-    with pytest.raises(CheckpointError, match=r"lm_head.weight' has shape \[170, 64\], where .* \[160, 64\]"):
+    with pytest.raises(CheckpointError, match=r"lm_head.weight' has shape \[170, 64\], but .* \[160, 64\]"):
         read(untied)
 
 
@@ -182,4 +182,4 @@ def test_the_tokens_that_a_tokenizer_has_beyond_the_model_are_named(with_vocabul
     (directory / "special_tokens_map.json").write_text(json.dumps({"eos_token": "word199"}))
     captured = with_tokenizer(capture(directory, BuildOptions()), None)
     assert captured.notes[0].startswith("the tokenizer has 209 tokens, the model 160")
-    assert "call 'word199' the end of a text, and its id, 208, is none of the model's" in captured.notes[1]
+    assert "call 'word199' the end of a text, and its id, 208, is not in the model's vocabulary" in captured.notes[1]

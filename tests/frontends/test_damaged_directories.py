@@ -156,7 +156,7 @@ def test_the_heads_of_each_layer_are_looked_at(tmp_path: Path) -> None:
     if "per_layer_config" not in (tmp_path / "config.json").read_text(encoding="utf-8"):
         pytest.skip("in this transformers all layers have one config")
     edit_json(tmp_path / "config.json", lambda c: c["per_layer_config"]["1"].update(head_dim=2**40))
-    assert outcome(tmp_path) == "head_dim is 1099511627776, where a model has 1 to 65536"
+    assert outcome(tmp_path) == "head_dim is 1099511627776, expected 1 to 65536"
 
 
 def test_one_tensor_that_is_not_used_is_named(sound: dict[str, Path], tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ def test_medusa_2_among_the_tensors_of_its_model(tmp_path: Path) -> None:
     assert set(checkpoint.source.names()) == set(tensors)
 
 
-def test_vllm(tmp_path: Path) -> None:
+def test_vllms_names_are_read(tmp_path: Path) -> None:
     file = tmp_path / "heads.safetensors"
     vllm(file, 8, outputs=[torch.ones(6, 8), torch.zeros(6, 8)], token_map=torch.arange(6))
     checkpoint = read_medusa(file)

@@ -31,7 +31,7 @@ def test_a_negative_zero_is_stored() -> None:
 
 
 def test_more_elements_than_were_counted_are_an_error() -> None:
-    with pytest.raises(ValueError, match="3 elements are not zero, where 2 were counted"):
+    with pytest.raises(ValueError, match="3 elements are not zero, but 2 were counted"):
         ops.sparse_values.default(torch.ones(1, 3), 2)
 
 

@@ -97,7 +97,7 @@ def test_a_graph_that_does_not_run_is_an_error_of_the_pass() -> None:
 def test_a_recipe_makes_what_its_placeholder_says() -> None:
     slot = WeightSlot("w", "F32", (4, 3), Layout.ROWS, 48)
     source = MemorySource({"w": torch.ones(4, 2)})
-    with pytest.raises(PassError, match=r"weight w is \[4, 2\], where the graph has \[4, 3\]"):
+    with pytest.raises(PassError, match=r"weight w is \[4, 2\], but the graph has \[4, 3\]"):
         packed(slot, Stored("w", torch.float32), source, FiniteWeights(), kind_of(REFERENCE))
 
 

@@ -25,7 +25,7 @@ VALUES = {"T": 7, "L": 3, "R": 2, "C": 40, "A": 90}
         ("Min(T, L, R)", 2),
     ],
 )
-def test_evaluates(text: str, value: float) -> None:
+def test_the_value_of_an_expression(text: str, value: float) -> None:
     assert evaluate_expression(text, VALUES) == value
 
 

@@ -22,7 +22,7 @@ COUNTS = {"T": 65, "L": 3, "R": 2, "max_blocks": 7}
         ("cdiv(T * 32, 16)", 130),
     ],
 )
-def test_values(text: str, value: int) -> None:
+def test_the_value_of_a_grid(text: str, value: int) -> None:
     assert evaluate_grid(text, COUNTS) == value
 
 

@@ -80,7 +80,7 @@ DAMAGED = [
     (
         "mov.b32 %r1, 5;",
         "tensormap.replace.tile.fill_mode.shared::cta.b1024.b32 [%r_smem], 1;",
-        "the machine knows fill_mode 0 alone",
+        "the machine supports only fill_mode 0",
     ),
     (".reqntid 32", ".reqntid 16, 2, 1", "for blocks of 16 x 2 x 1 threads and is launched with 32"),
     (".reqntid 32", ".reqntid 32\n.reqnctapercluster 2, 1, 1", "for clusters of 2 x 1 x 1 blocks"),

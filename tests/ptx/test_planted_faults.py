@@ -56,7 +56,7 @@ def test_nothing_is_found_where_nothing_is_wrong() -> None:
 def test_a_store_behind_the_end_of_a_buffer() -> None:
     finding = the_finding(exchange(("st.global.b32 [%d2]", "st.global.b32 [%d2+4]"), unwritten=[]), Check.BOUNDS)
     assert (finding.block, finding.thread) == ((1, 0, 0), 63)
-    assert "0 bytes behind the end of y" in finding.detail
+    assert "0 bytes after the end of y" in finding.detail
 
 
 def test_a_load_before_a_buffer() -> None:

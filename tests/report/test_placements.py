@@ -52,7 +52,7 @@ def test_more_ranks_than_heads() -> None:
     options = parse_options({"tensor_parallel_size": 8})
     found = explain_model(capture(MODEL, options, may_lack_weights=True), default(), options)
     assert found.ranks is None and found.error is not None
-    assert "4 of the ranks would have none" in found.error.problem
+    assert "4 of the ranks would get none" in found.error.problem
     assert found.error.fix == "the maximum is tensor_parallel_size=4"
 
 

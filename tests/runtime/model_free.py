@@ -40,6 +40,7 @@ from llmc.runtime.requests.request import Forks, Origin, Request, SampledRequest
 from llmc.runtime.sampling.sampler import Sampler
 from llmc.runtime.sampling.sampling_params import SamplingParams
 from llmc.runtime.scheduling.block_pool import BlockPool
+from llmc.runtime.scheduling.cut_tables import _OF_CUT_TABLES
 from llmc.runtime.scheduling.group_pool import GroupPool
 from llmc.runtime.scheduling.request_blocks import Cuts
 from llmc.runtime.scheduling.scheduler import Scheduler
@@ -311,7 +312,12 @@ class Run:
                 whole = len(table.blocks) + table.dropped // self.limits.block_size
                 assert whole == len(request.standing.blocks)
         contents = {pool.content(block): block for block in range(pool.count) if pool.content(block) is not None}
+        of_cuts, kept = contents.pop(_OF_CUT_TABLES, None), group._cut_tables
         assert contents == group._kept and group._kept.keys() <= findable
+        assert (of_cuts is None or kept._users) and kept._found.keys() <= findable
+        assert {end for cut, _ in kept._found.values() for end in cut.ends} == kept._found.keys()
+        used = {block for cut, _ in kept._found.values() for block in cut.blocks}
+        assert used == kept._users.keys() and all(pool.content(block) is not None for block in used)
         for block, own in group._kept.items():
             assert (cells[own] == self.cells[block]).all(), "others may find a block of other tokens"
 

@@ -68,5 +68,5 @@ def test_rates_of_something_else_are_refused(program: Program, tmp_path: Path) -
     assert caught.value.at == str(path)
     with pytest.raises(OptionError, match="the rates cannot be written"):
         rates_on_record(tmp_path / "nowhere" / "rates.json", "cpu", 2, program, Probe())
-    with pytest.raises(OptionError, match="nothing of h100 is measured"):
+    with pytest.raises(OptionError, match="no rates of h100 are measured"):
         machine_of(gpu_target("h100"), 1, recorded=path)

@@ -80,7 +80,8 @@ class CppKind:
         return pack_codes(parts, format, layout)
 
     def dense_reason(self, storage: fx.Node) -> str | None:
-        """Where no instruction puts elements into their places, and of experts."""
+        """Return why a sparse weight stays dense: no instruction moves its elements to their places, or it belongs to
+        experts. None if it does not."""
         if not self.target.has("avx512_vbmi2"):
             return f"{self.target.name} has no VBMI2 instructions, which put elements into their places"
         if any(map(is_of_experts, storage.users)):
@@ -88,7 +89,7 @@ class CppKind:
         return None
 
     def fitting_sequences(self, program: Program) -> int | None:
-        """None, because the machine is not known."""
+        """Return None, because the machine is not known."""
         return None
 
 
@@ -98,7 +99,7 @@ class CppBuilder:
         self._lowered: Lowered | None = None
 
     def lower(self, graph: ModelGraph) -> Lowered:
-        """Raises LoweringError."""
+        """Lower a graph to launches of kernels. Raises LoweringError."""
         self._lowered = lower(graph, self._target, self._options)
         return self._lowered
 

@@ -33,9 +33,9 @@ Groups = tuple[tuple[KernelCall, ...], ...]
 
 @dataclass(frozen=True)
 class Kernel:
-    """family: of functions, one for each combination of element_types. arguments: by the fields of their struct; what
-    is left out, or None, is zero. in_place: an argument that may lie where a result goes, and which result. groups: the
-    launches that a call becomes."""
+    """A C++ kernel of an op. family: of functions, one for each combination of element_types. arguments: by the fields
+    of their struct; what is left out, or None, is zero. in_place: an argument that may lie where a result goes, and
+    which result. groups: the launches that a call becomes."""
 
     family: str | Callable[[Call], str]
     element_types: Callable[[Call], tuple[str, ...]]
@@ -46,7 +46,7 @@ class Kernel:
 
 
 def no_more(call: Call) -> Arguments:
-    """Nothing that does not have the name of an argument."""
+    """Return no arguments in addition to the op's."""
     return {}
 
 
@@ -63,8 +63,8 @@ def by_name(
 
     axes: of tensor arguments, as `x[tokens | heads head_dim] cos[_ | half]` (graph/axes.py); their names are the fields
     that are their sizes, 1 for one that may be missing and is. results: the fields that say where results go. typed:
-    the arguments whose element types choose the function; the first of axes unless given. more: fields that are none
-    of these, or another value than the argument's.
+    the arguments whose element types choose the function; the first of axes unless given. more: fields other than
+    these, or another value than the argument's.
     """
     tensors = tensor_axes(axes)
     names = tuple(tensors)[:1] if typed is None else tuple(typed)
@@ -101,7 +101,7 @@ def named_arguments(call: Call, function: str, axes: TensorAxes, results: Sequen
 
 
 def refuse_dtypes(node: fx.Node, names: Sequence[str]) -> Refusal | None:
-    """The first of these arguments whose elements no kernel reads, or None."""
+    """Refuse the first of these arguments whose dtype no kernel reads."""
     given = arguments_of(node)
     for name in names:
         if (dtype := given[name].meta["val"].dtype) not in DTYPES:

@@ -39,9 +39,9 @@ _LAYOUTS = "llmc_layouts"
 
 @dataclass(frozen=True)
 class KernelApi:
-    """structs: ctypes classes, by name. declarations: in C, of those that kernels' own files declare. kernels: by
-    function name, the struct that it takes. functions: their results and parameters, as ctypes. enumerators: the
-    numbers of all enums' names."""
+    """The interface of C++ kernels. structs: ctypes classes, by name. declarations: in C, of those that kernels' own
+    files declare. kernels: by function name, the struct that it takes. functions: their results and parameters, as
+    ctypes. enumerators: the numbers of all enums' names."""
 
     structs: Mapping[str, type[ctypes.Structure]]
     declarations: Mapping[str, str]
@@ -155,7 +155,7 @@ def _layouts() -> list[tuple[str, int]]:
 
 
 def _layout(struct: type[ctypes.Structure]) -> list[tuple[str, int]]:
-    """In C++ and as a number, the size, then where each field begins."""
+    """Return the size of a struct, then the offset of each field, each as a C++ expression and as a number."""
     name = struct.__name__
     places = [(f"offsetof({name}, {field})", getattr(struct, field).offset) for field in field_names(struct)]
     return [(f"sizeof({name})", ctypes.sizeof(struct)), *places]

@@ -79,7 +79,8 @@ def load_kernels(target: CpuTarget, cache_dir: Path | None = None, part: Part = 
 
 
 def compile_flags(target: CpuTarget) -> tuple[str, ...]:
-    """How kernels are compiled, and so how generated code must be: it shares their inline functions."""
+    """Return the compiler flags of kernels. Generated code shares their inline functions, so it needs the same
+    flags."""
     return (*_COMMON_FLAGS, *target.compiler_flags)
 
 

@@ -119,8 +119,8 @@ def _attention_rates(machine: _Machine, attention: Attention) -> KindRates:
         blocks = max(1, nbytes // block_bytes // tile) * tile
         return Batch.of(1, queries, blocks * attention.block_size, order[:blocks])
 
-    def flops_of(each: Batch) -> float:
-        return 2 * each.pairs * attention.heads * (attention.head_dim + attention.value_dim)
+    def flops_of(batch: Batch) -> float:
+        return 2 * batch.pairs * attention.heads * (attention.head_dim + attention.value_dim)
 
     def seconds(queries: int, nbytes: int) -> float:
         return machine.probes.attention_seconds(attention, machine.memory, batch(queries, nbytes))

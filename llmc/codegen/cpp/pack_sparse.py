@@ -20,7 +20,7 @@ DENSE = {
     Layout.SPARSE_CODE_PANELS: Layout.CODE_PANELS,
     Layout.GATED_SPARSE_CODE_PANELS: Layout.GATED_CODE_PANELS,
 }
-# Bytes that may be read behind the last element.
+# Bytes that may be read after the last element.
 _READ_BEYOND = 64
 _PANELS_AT_A_TIME = 64
 

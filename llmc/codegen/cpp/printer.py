@@ -109,7 +109,8 @@ def _body(loop: Loop) -> Iterator[str]:
 
 
 def _sweep(loop: Loop, phase: int, stores: bool) -> Iterator[str]:
-    """One pass over the columns: the reductions that the next phase needs, or in the last phase the stores."""
+    """Yield the code of one pass over the columns: the reductions that the next phase needs, or in the last phase the
+    stores."""
     reductions = {i: s for i, s in enumerate(loop.statements) if isinstance(s, Reduce) and loop.phases[i] == phase + 1}
     written = {i: s for i, s in enumerate(loop.statements) if isinstance(s, Store) and loop.per_column[i] and stores}
     if not reductions and not written:

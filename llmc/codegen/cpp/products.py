@@ -65,7 +65,7 @@ def _of_adapters(call: Call) -> Arguments:
 
 
 def sent(call: Call) -> Arguments:
-    """Which experts' rows of a weight each token is multiplied with."""
+    """Return the argument that names the experts whose rows of a weight each token is multiplied with."""
     experts, (slots,) = call.plain("experts"), call.shape("index")
     return {
         "out": call.shape("weight")[0] // experts,
@@ -110,7 +110,7 @@ def lookup() -> Kernel:
 
 
 def refusal(node: fx.Node, target: CpuTarget) -> Refusal | None:
-    """Why no kernel computes a product or lookup of its weight and x, or None."""
+    """Return why no kernel computes a product or lookup of its weight and x, or None."""
     storage = storage_for(STORAGES, node, target.name)
     if isinstance(storage, Refusal):
         return storage

@@ -68,7 +68,7 @@ def _full(tool: str, output: str, scratch: Path) -> LlmcError:
 
 
 def _is_full(scratch: Path) -> bool:
-    """Some tools say nothing of a full disk, or crash where it cuts off what they read again."""
+    """Return whether the disk is full. Some tools do not say so, or crash when they read a file that was cut off."""
     try:
         status = os.statvfs(scratch)
     except OSError:

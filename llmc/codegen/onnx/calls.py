@@ -47,7 +47,7 @@ class Calls:
 
     @property
     def functions(self) -> list[onnx.FunctionProto]:
-        """In the order in which they were needed."""
+        """The functions that the model calls, in the order of their first call."""
         return [function for overloads in self._made.values() for function in overloads.values()]
 
     def node(self, node: fx.Node, inputs: Mapping[fx.Node, str], outputs: list[str]) -> onnx.NodeProto:
@@ -80,7 +80,7 @@ class Calls:
 
 
 def _named(node: fx.Node) -> dict[str, Any]:
-    """All arguments by names that a function's inputs can have."""
+    """Return all arguments by names that a function's inputs can have."""
     return {f"operand_{n}" if n.isdecimal() else n: value for n, value in call_arguments(node).items()}
 
 

@@ -32,7 +32,8 @@ _IN_SINGLE_PRECISION = 1
 
 @dataclass(frozen=True)
 class CodedProduct:
-    """product: the call that multiplies. parts: codes, scales and, where there are some, zeros."""
+    """A product whose weight is codes. product: the call that multiplies. parts: codes, scales and, if there are
+    some, zeros."""
 
     product: fx.Node
     dequantize: fx.Node
@@ -67,7 +68,7 @@ def _coded_product(node: fx.Node) -> CodedProduct | None:
 
 
 def packed_weight(weight: OnnxWeight, bits: int) -> OnnxWeight:
-    """How codes or zeros [rows, columns] lie in the file: bytes, packed along each row."""
+    """Return codes or zeros [rows, columns] as a weight of the file: bytes, packed along each row."""
     rows, columns = weight.slot.shape
     width = -(-columns * bits // 8)
     return OnnxWeight(TensorProto.UINT8, WeightSlot(weight.slot.name, "U8", (rows, width), Layout.ROWS, rows * width))
@@ -100,23 +101,23 @@ def use_contrib_ops(model: onnx.ModelProto, graph: ModelGraph) -> None:
         codes.dims[:] = [rows, width * 8 // (each.block * each.bits), each.block * each.bits // 8]
 
 
-def _matmul_nbits(each: CodedProduct) -> onnx.NodeProto:
-    given = call_arguments(each.product)
-    rows, columns = map(int, each.parts[0].meta["val"].shape)
-    zeros = each.parts[2].name if len(each.parts) > 2 else ""
-    inputs = [given["x"].name, each.parts[0].name, each.parts[1].name, zeros]
+def _matmul_nbits(product: CodedProduct) -> onnx.NodeProto:
+    given = call_arguments(product.product)
+    rows, columns = map(int, product.parts[0].meta["val"].shape)
+    zeros = product.parts[2].name if len(product.parts) > 2 else ""
+    inputs = [given["x"].name, product.parts[0].name, product.parts[1].name, zeros]
     if given["bias"] is not None:
         inputs += ["", given["bias"].name]
     return helper.make_node(
         "MatMulNBits",
         inputs,
-        [each.product.name],
-        name=each.product.name,
+        [product.product.name],
+        name=product.product.name,
         domain=CONTRIB,
         K=columns,
         N=rows,
-        bits=each.bits,
-        block_size=each.block,
+        bits=product.bits,
+        block_size=product.block,
         accuracy_level=_IN_SINGLE_PRECISION,
     )
 

@@ -31,7 +31,7 @@ class Value:
 
     @property
     def shape(self) -> list[Any]:
-        """Numbers, and SymInts where a size is known only when the graph runs."""
+        """The sizes: numbers, and SymInts for sizes that are known only when the graph runs."""
         return list(self.fake.shape) if isinstance(self.fake, torch.Tensor) else []
 
     @property
@@ -68,7 +68,7 @@ class Body:
         return outputs
 
     def constant(self, value: npt.NDArray[Any]) -> str:
-        """The name of a constant; equal ones are one."""
+        """Add a constant and return its name; equal constants share one."""
         key = (value.dtype.str, value.shape, value.tobytes())
         if key not in self._constants:
             self._constants[key] = self._name()
@@ -89,7 +89,7 @@ class Body:
         return self.constant(np.array(values, np.int64))
 
     def cast(self, x: Operand, dtype: torch.dtype) -> str:
-        """In another dtype; nothing is done to an argument that has it."""
+        """Convert to another dtype; an argument that already has it is returned as it is."""
         if isinstance(x, Value) and onnx_type(x.dtype) == onnx_type(dtype):
             return x.name
         return self("Cast", x, to=onnx_type(dtype))
@@ -107,7 +107,7 @@ class Body:
         return self("Unsqueeze", x, self.integers(axes))
 
     def squeeze(self, x: Operand, *axes: int) -> str:
-        """Without axes of one element."""
+        """Remove axes of one element."""
         return self("Squeeze", x, self.integers(axes))
 
     def length(self, x: Operand, axis: int) -> str:
@@ -115,7 +115,7 @@ class Body:
         return self("Shape", x, start=axis, end=axis + 1)
 
     def slice(self, x: Operand, axis: int, start: int, end: int) -> str:
-        """Elements of an axis."""
+        """Select elements of an axis."""
         return self("Slice", x, *(self.integers([each]) for each in (start, end, axis)))
 
     def sizes(self, sizes: Sequence[int | Value]) -> str:

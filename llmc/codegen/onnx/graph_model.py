@@ -48,7 +48,7 @@ def graph_model(graph: ModelGraph, weights: Sequence[OnnxWeight]) -> onnx.ModelP
 
 
 def place_weights(model: onnx.ModelProto, places: Mapping[str, Place]) -> None:
-    """Tell a model where its weights are, by name, whatever it knew."""
+    """Set the files and offsets of a model's weights, by name, replacing earlier ones."""
     for tensor in model.graph.initializer:
         place = places[tensor.name]
         del tensor.external_data[:]
@@ -70,7 +70,7 @@ class _Writer:
         self._names: dict[fx.Node, str] = {node: node.name for node in graph.graph.find_nodes(op="placeholder")}
 
     def model(self, weights: Sequence[OnnxWeight]) -> onnx.ModelProto:
-        """All of it."""
+        """Return the complete model."""
         graph = self._graph
         for node in graph.graph.nodes:
             if node.op == "call_function" and node.target not in NOTHING:

@@ -28,7 +28,8 @@ _LARGEST_MODEL = 2**31 - 1
 
 @dataclass(frozen=True)
 class WrittenModel:
-    """nodes: calls of the graph; functions: which they are calls of; the rest in bytes."""
+    """An ONNX model that was written. nodes: calls of the graph; functions: which they are calls of; the rest in
+    bytes."""
 
     nodes: int
     functions: int

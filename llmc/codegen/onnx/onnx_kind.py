@@ -52,14 +52,14 @@ class OnnxKind:
             size = options.tensor_parallel_size
             raise _refused(f"have one rank, not {size}", f"tensor_parallel_size={size}", "tensor_parallel_size")
         if options.speculative is not None:
-            raise _refused("draft by nothing within them", f"speculative={options.speculative}", "speculative")
+            raise _refused("have no built-in drafts", f"speculative={options.speculative}", "speculative")
 
     def check_tools(self, options: BuildOptions) -> None:
         """Builds need none."""
 
     @contextmanager
     def builder(self, options: BuildOptions) -> "Iterator[OnnxBuilder]":
-        """Without workers."""
+        """Yield a builder, which has no workers."""
         yield OnnxBuilder(options)
 
     def pack(self, weight: Tensor, slot: WeightSlot) -> Tensor:
@@ -67,7 +67,7 @@ class OnnxKind:
         return stored_elements(weight, slot)
 
     def pack_codes(self, parts: Mapping[str, Tensor], format: str, layout: Layout) -> Tensor:
-        """Never called: codes, scales and zeros are separate weights."""
+        """Raise: codes, scales and zeros are separate weights."""
         raise LoweringError(f"{self.target.name} keeps codes as separate weights", at=f"layout {layout.value}")
 
     def dense_reason(self, storage: fx.Node) -> str:
@@ -75,7 +75,7 @@ class OnnxKind:
         return "onnxruntime has no kernels for weights without their zeros"
 
     def fitting_sequences(self, program: Program) -> int | None:
-        """None, because the machine is not known."""
+        """Return None, because the machine is not known."""
         return None
 
 
@@ -87,7 +87,8 @@ def _refused(problem: str, at: str, option: str) -> OptionError:
 
 @dataclass(frozen=True)
 class OnnxEngine:
-    """program: without launches. recipes: of program.weights, in order. model: knows no places yet."""
+    """An engine for onnxruntime before it is written. program: without launches. recipes: of program.weights, in order.
+    model: knows no places yet."""
 
     program: Program
     recipes: tuple[Recipe, ...]
@@ -114,7 +115,7 @@ class OnnxBuilder:
         return self._engine
 
     def compile(self, writer: EngineWriter, stages: Stages) -> Program:
-        """Nothing is compiled, and where the weights will be is not known yet."""
+        """Return the program. Nothing is compiled, and the places of the weights are not known yet."""
         assert self._engine is not None
         return self._engine.program
 

@@ -25,14 +25,14 @@ _CODES: dict[Any, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class OnnxWeight:
-    """element: of ONNX. slot: how it lies in a file."""
+    """A weight as ONNX stores it. element: of ONNX. slot: how it lies in a file."""
 
     element: int
     slot: WeightSlot
 
 
 def onnx_weights(graph: ModelGraph) -> tuple[OnnxWeight, ...]:
-    """All weights in the order of their placeholders."""
+    """Return all weights in the order of their placeholders."""
     return tuple(_stored(node) for node in graph.weight_nodes())
 
 

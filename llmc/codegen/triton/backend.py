@@ -135,7 +135,7 @@ def python_function(function: Any) -> Any:
 def alternatives(
     candidates: Sequence[DeviceLaunch],
 ) -> list[tuple[DeviceLaunch, RowRange | None, tuple[DeviceLaunch, ...]]]:
-    """For each number of rows the first candidate that serves it, as ranges of them in ascending order.
+    """Return the first candidate that serves each number of rows, as ranges of them in ascending order.
 
     With each range the other candidates that serve all of it.
     """

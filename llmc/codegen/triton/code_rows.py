@@ -10,7 +10,7 @@ unsigned by adding half of their range; codes of blocked formats by subtracting 
 multiples of 16 bytes, so that each row is aligned; padding is multiplied by zeros.
 
 STEP_ROWS are the steps of scales and minima, minus the least step: each group's scale step, then its minimum's step, in
-their own number of bits, from the low bits of bytes up.
+their own number of bits, from the low bits of bytes up. Rows are padded to whole bytes.
 """
 
 from collections.abc import Mapping
@@ -49,7 +49,8 @@ def blocked_rows(parts: Mapping[str, Tensor], format: str, layout: Layout) -> Te
     least = {"scale_steps": steps.least, "minimum_steps": 0}
     fields = torch.stack([parts[name].int() - least[name] for name in STEP_PARTS if name in parts], -1).flatten(1)
     places = torch.arange(8, device=fields.device)
-    bits = (fields[..., None] >> places[: steps.bits]) & 1
+    bits = ((fields[..., None] >> places[: steps.bits]) & 1).flatten(1)
+    bits = torch.nn.functional.pad(bits, (0, -bits.shape[1] % 8))
     packed: Tensor = (bits.view(len(fields), -1, 8) << places).sum(-1).to(torch.uint8)
     return packed.reshape(-1)
 

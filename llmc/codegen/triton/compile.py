@@ -124,7 +124,7 @@ class Workers:
     def compile_usable(
         self, kernels: Sequence[DeviceKernel], target: GpuTarget, directory: Path, folder: str = "kernels"
     ) -> tuple[DeviceKernel | None, ...]:
-        """Each kernel with its binary; None for one that does not compile, does not fit or spills."""
+        """Return each kernel with its binary; None for one that does not compile, does not fit or spills."""
         return tuple(self._threads.map(lambda kernel: self._usable(kernel, target, directory, folder), kernels))
 
     def _usable(self, kernel: DeviceKernel, target: GpuTarget, directory: Path, folder: str) -> DeviceKernel | None:

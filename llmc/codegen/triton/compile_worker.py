@@ -48,7 +48,7 @@ def _causes(error: BaseException) -> str:
 
 
 def no_room(error: BaseException) -> int | None:
-    """The number of the system's error for a full disk that is behind this one, perhaps as a tool's words."""
+    """The number of the system's error for a full disk that caused this one, perhaps in a tool's message."""
     told = f"{error}{_causes(error)}"
     found = (number for number in NO_ROOM if getattr(error, "errno", None) == number or os.strerror(number) in told)
     return next(found, None)
@@ -172,7 +172,7 @@ def hip_resources(assembly: str) -> tuple[int, int]:
 
 
 def entry_parameters(assembly: str, is_cuda: bool) -> int:
-    """How many parameters the compiled function takes."""
+    """Return the number of parameters of the compiled function."""
     if is_cuda:
         head = assembly[assembly.index(".entry") :]
         return head[: head.index(")")].count(".param ")

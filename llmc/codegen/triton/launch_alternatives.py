@@ -49,7 +49,7 @@ def with_every_buffer(program: Program) -> Program:
 
 
 def _sites(launches: Sequence[Launch], own: Sequence[Launch]) -> list[int]:
-    """Where launches stand that are alike, for other operands."""
+    """Return the indices at which launches equal `own` except for their operands."""
     key, count = alike(own), len(own)
     return [
         i

@@ -41,7 +41,7 @@ def lower_device(graph: ModelGraph, target: GpuTarget, options: BuildOptions) ->
 
 
 def _lower(graph: ModelGraph, target: GpuTarget, options: BuildOptions) -> DeviceLowered:
-    """For one GPU."""
+    """Lower the graph for one GPU."""
     backend = TritonBackend(target)
     plan = plan_step(graph, backend, options)
     planned = add_token_choice(plan.program, backend, target)

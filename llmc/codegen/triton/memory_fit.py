@@ -25,7 +25,7 @@ class _Needs:
 
     @property
     def fixed(self) -> int:
-        """Without any KV cache."""
+        """The bytes without any KV cache."""
         return self.weights + self.arena + self.logits + self.adapters + self.states + RESERVED_BYTES
 
 

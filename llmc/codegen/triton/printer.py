@@ -105,7 +105,7 @@ class LoopTile:
 
 
 def loop_tile(loop: Loop) -> LoopTile:
-    """How a loop is cut into programs."""
+    """Return the tile of a loop that each program computes."""
     reduces = any(isinstance(s, Reduce) for s in loop.statements)
     # A store of one element a row must not run in one program while another one still loads that element.
     in_one_program = reduces or any(
@@ -119,7 +119,7 @@ def loop_tile(loop: Loop) -> LoopTile:
 
 
 def loop_grid(loop: Loop) -> tuple[str, ...]:
-    """Programs along the outer axes, and along the columns where there are several blocks of them."""
+    """Programs along the outer axes, and along the columns if there are several blocks of them."""
     tile, places = loop_tile(loop), math.prod(loop.dims[:-1])
     rows = "1" if loop.rows is RowCount.ONE else loop.rows.value
     outer = rows if places == 1 else f"{rows} * {places}"
@@ -180,7 +180,8 @@ class _Printer:
                 yield self._store(s)
 
     def _sweeps(self) -> Iterator[str]:
-        """All columns block by block, once a phase; a phase loads again what it needs."""
+        """Yield the code of the passes over all columns, block by block, one per phase; a phase loads its values
+        again."""
         loop = self._loop
         last = max(loop.phases, default=0)
         for phase in range(last + 1):
@@ -270,7 +271,7 @@ class _Printer:
 
 
 def _pattern(s: Apply) -> str:
-    """How a function is written, with its operands' places."""
+    """Return the text of a function, with places for its operands."""
     if s.kind is Kind.FLOAT and (s.function == "square" or (s.function == "mul" and len(set(s.operands)) == 1)):
         return _SQUARE
     return _INFIX.get(s.function) or _FUNCTIONS.get(s.function) or _BY_KIND[s.function, s.kind]

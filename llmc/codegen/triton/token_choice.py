@@ -158,7 +158,7 @@ class _Tensor:
 
     @property
     def rows(self) -> Operand:
-        """Its rows, without gaps."""
+        """The rows of the logits, without gaps."""
         return replace(self.pointer, stride=self.columns)
 
 
@@ -174,7 +174,7 @@ class _Tail:
         self.logits = _Tensor(_LOGITS, program.vocab_size, torch.float32)
 
     def inputs(self, *names: str) -> dict[str, _Tensor]:
-        """Numbers that each row's request gives."""
+        """The numbers that each row's request gives."""
         return {name: _Tensor(Operand("input", name), 1, TORCH_DTYPES[CHOICE_INPUTS[name]]) for name in names}
 
     def buffer(self, name: str, columns: int, dtype: torch.dtype) -> _Tensor:

@@ -19,7 +19,7 @@ from llmc.codegen.triton.memory_fit import check_memory, fitting_sequences
 from llmc.engine_format.engine_kinds import GRAPH_NAME
 from llmc.engine_format.reader import PROGRAMS
 from llmc.engine_format.writer import EngineWriter
-from llmc.formats.schemes import TokenDefault
+from llmc.formats.schemes import DEFAULT_TOKENS, TokenDefault
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.source_line import source_line
 from llmc.options import BuildOptions
@@ -31,15 +31,13 @@ from llmc.targets import GpuTarget
 # The file with the nodes that lowering for a GPU did not fuse, and why.
 LOWERING_NAME = "report/lowering.json"
 
-_TOKENS = TokenDefault(group=None)
-
 
 @dataclass(frozen=True)
 class TritonKind:
     target: GpuTarget
     dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.float16, torch.bfloat16)
     has_stages: bool = False
-    tokens: TokenDefault = _TOKENS
+    tokens: TokenDefault = DEFAULT_TOKENS
 
     def check(self, options: BuildOptions) -> None:
         """Raise ToolchainError without Triton, OptionError for a scheme or KV cache that the kernels lack."""
@@ -61,7 +59,7 @@ class TritonKind:
             yield TritonBuilder(self.target, options, workers)
 
     def pack(self, weight: Tensor, slot: WeightSlot) -> Tensor:
-        """As rows: of elements, of codes, or of masks."""
+        """Pack a weight as rows of elements, codes or masks."""
         if slot.layout.code_bits is not None:
             return code_rows(weight, slot.layout)
         if slot.layout in (Layout.MASK_ROWS, Layout.MASK_STARTS):
@@ -73,14 +71,15 @@ class TritonKind:
         return blocked_rows(parts, format, layout)
 
     def dense_reason(self, storage: fx.Node) -> str | None:
-        """Where one token's product is predicted to be no faster, on any of the GPUs that the engine is for."""
+        """Return why a sparse weight stays dense: one token's product is predicted to be no faster on any GPU of the
+        engine. None if it does not."""
         from llmc.codegen.triton.kernels.products.sparse_ways import dense_reason  # imports Triton
 
         found = (dense_reason(storage, member) for member in self.target.compiled)
         return next((reason for reason in found if reason is not None), None)
 
     def fitting_sequences(self, program: Program) -> int | None:
-        """In the memory of the data sheet."""
+        """Return the number of sequences of full length that fit the memory of the data sheet."""
         return fitting_sequences(program, self.target)
 
 
@@ -90,7 +89,8 @@ class TritonBuilder:
         self._lowered: DeviceLowered | None = None
 
     def lower(self, graph: ModelGraph) -> DeviceLowered:
-        """Raises LoweringError, and OptionError for an engine that the GPU's memory does not hold."""
+        """Lower a graph to launches of kernels. Raises LoweringError, and OptionError for an engine that does not fit
+        the GPU's memory."""
         from llmc.codegen.triton.lowering import lower_device  # imports Triton, which may be missing
 
         self._lowered = lower_device(graph, self._target, self._options)
@@ -116,7 +116,7 @@ class TritonBuilder:
         return lowered.program
 
     def finish(self, writer: EngineWriter, stages: Stages) -> None:
-        """Nothing is left to do."""
+        """Do nothing: the engine is complete."""
 
     def _compile_member(self, member: GpuTarget, lowered: DeviceLowered, writer: EngineWriter, stages: Stages) -> None:
         # One target's binaries may have the names of another's.

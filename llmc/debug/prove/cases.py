@@ -1,4 +1,4 @@
-"""The cases of a form that are looked at: one that its rewrite accepts, then others with another value of one wildcard.
+"""The cases of a form that are examined: one that its rewrite accepts, then others with another value of one wildcard.
 
 A rewrite that is right for one value may drop what it should read, so each value of each wildcard that is accepted at
 all is in a case, and so are shapes that are broadcast.
@@ -21,14 +21,15 @@ from llmc.passes.match import Match, find_match
 from llmc.passes.pattern import Pattern, Weight
 from llmc.passes.rewrite import Rewrite
 
-# How many bindings that the precondition refuses are looked at before a form, or one value of a wildcard, is given up,
+# How many bindings that the precondition refuses are examined before a form, or one value of a wildcard, is given up,
 # and how many calls are made to find bindings with that value.
 _REFUSED, _REFUSED_VALUES, _TRIES = 60, 2, 100
 
 
 @dataclass(frozen=True)
 class Case:
-    """A form at values of its wildcards, where the rewrite's pattern holds. before: what it computes, of the pool."""
+    """A form with values for its wildcards for which the rewrite's pattern holds. before: the form's outputs over the
+    pool."""
 
     values: Mapping[str, Any]
     graph: ModelGraph
@@ -99,7 +100,7 @@ class Cases:
         try:
             graph = Example(self._form.body, values, self._weights).graph(fakes=self._fakes)
             root = [n for n in graph.graph.nodes if n.target in self._pattern.targets][-1]
-            # `applies` says where a match is meant, not what it must be.
+            # `applies` says to which matches the rewrite applies, not what they must be.
             functions = (self._pattern.function,)
             found = find_match(functions, root, graph, rewrite.precondition, rewrite.shares_interior)
             if isinstance(found, Match):

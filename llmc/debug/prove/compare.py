@@ -70,7 +70,7 @@ class Comparer:
         self._decides = True
 
     def compare(self, pairs: Sequence[tuple[str, Expression, Expression]]) -> Comparison:
-        """Each pair is (the element's name, before, after)."""
+        """Compare pairs of (the element's name, before, after)."""
         new: dict[_Pair, str] = {}
         for name, a, b in pairs:
             if a != b and (a, b) not in self._equal | self._alike:
@@ -94,7 +94,8 @@ class Comparer:
         return Comparison(len(pairs) - compared, compared)
 
     def _is_shown_equal(self, before: Expression, after: Expression) -> bool:
-        """By sympy. Elements are alike: where one cannot be decided, the others cannot, and that takes long."""
+        """Return whether sympy shows that the elements are equal. Elements are alike, so one that cannot be decided,
+        which takes long, ends the attempt."""
         difference = from_bool(before) - from_bool(after)
         if self._decides and sympy.count_ops(difference) < _EXPANDED:
             difference = sympy.expand(difference)
@@ -126,7 +127,8 @@ class _Points:
         return None
 
     def _tried(self) -> Iterator[dict[Any, float]]:
-        """All the same, since comparisons may differ in that alone, then random ones until enough are numbers."""
+        """Yield points with equal values, because comparisons may differ only there, then random ones until enough are
+        numbers."""
         yield dict.fromkeys(self._symbols, 1.0)
         generator = random.Random(0)
         for tried in range(_TRIED):
@@ -168,7 +170,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _differ(a: Any, b: Any) -> bool:
-    """Whether one of them alone is a real number, or both are and differ."""
+    """Whether only one of them is a real number, or both are and differ."""
     if _is_number(a) and _is_number(b):
         return bool(abs(a - b) > _TOLERANCE * (1 + abs(a) + abs(b)))
     return _is_number(a) or _is_number(b)

@@ -135,7 +135,7 @@ class Form:
 
 
 def forms(pattern: Pattern) -> list[Form]:
-    """Every form, without repetition."""
+    """Return every form, without repetition."""
     graph = pattern.outputs[0].graph
     choices = [n for n in graph.nodes if n.target is either]
     found: dict[tuple[fx.Node, ...], Form] = {}

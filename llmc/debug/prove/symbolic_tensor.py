@@ -62,7 +62,8 @@ class Pool:
 
 
 class SymbolicTensor(Tensor):
-    """numbers: of the elements in the pool, an int64 tensor of its shape. dtype: what torch sees; elements are real."""
+    """A tensor whose elements are expressions. numbers: of the elements in the pool, an int64 tensor of its shape.
+    dtype: what torch sees; elements are real."""
 
     numbers: Tensor
     pool: Pool
@@ -181,7 +182,7 @@ class _Element:
         return self._pool.number(MEANINGS[function](*(self._pool.expressions[o] for o in operands)))
 
     def reduce(self, reduction: str, operand: int) -> int:
-        """No op that is evaluated element by element reduces."""
+        """Raise: no op that is evaluated element by element reduces."""
         raise NotOverSymbols(f"{reduction} over a row")
 
 

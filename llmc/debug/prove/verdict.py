@@ -23,8 +23,8 @@ from llmc.passes.runner import replace as put_in_place
 
 
 class Outcome(Enum):
-    """proved: equal over the reals. compared: so found at random points, where sympy could not decide. disproved: not
-    equal. skipped: nothing was looked at."""
+    """The outcome of a proof. proved: equal over the reals. compared: so found at random points, where sympy could not
+    decide. disproved: not equal. skipped: nothing was examined."""
 
     PROVED = "proved"
     COMPARED = "compared"
@@ -34,8 +34,9 @@ class Outcome(Enum):
 
 @dataclass(frozen=True)
 class Verdict:
-    """forms: number of pattern forms, or examples, that were examined. cases: number of graphs, which differ in the
-    values of wildcards. reason: the reason if the pass is not proved. counterexample: the first one found."""
+    """The outcome of a proof, with its details. forms: number of pattern forms, or examples, that were examined. cases:
+    number of graphs, which differ in the values of wildcards. reason: the reason if the pass is not proved.
+    counterexample: the first one found."""
 
     name: str
     outcome: Outcome
@@ -53,18 +54,24 @@ def _count(number: int, what: str) -> str:
     return f"{number} {what}{'s' if number > 1 else ''}"
 
 
-def prove(each: Pass) -> Verdict:
-    if each.numerics is Numerics.LOSSY:
-        return Verdict(each.name, Outcome.SKIPPED, reason="lossy: it changes numbers on purpose")
-    if isinstance(each, Rewrite):
-        patterns = [trace_pattern(function) for function in each.patterns]
+def prove(graph_pass: Pass) -> Verdict:
+    if graph_pass.numerics is Numerics.LOSSY:
+        return Verdict(graph_pass.name, Outcome.SKIPPED, reason="lossy: it changes numbers on purpose")
+    if isinstance(graph_pass, Rewrite):
+        patterns = [trace_pattern(function) for function in graph_pass.patterns]
         fakes = ExampleFakes()
-        found = (_of_cases(each, Cases(each, pattern, form, fakes)) for pattern in patterns for form in forms(pattern))
-        return _of_forms(each.name, found)
-    if isinstance(each, GraphPass) and each.examples:
-        return _of_forms(each.name, ([_run_on(each, example)] for example in each.examples))
-    reason = None if isinstance(each, Rewrite) else each.unproved
-    return Verdict(each.name, Outcome.SKIPPED, reason=reason or "a loop without examples: compared by --check-passes")
+        found = (
+            _of_cases(graph_pass, Cases(graph_pass, pattern, form, fakes))
+            for pattern in patterns
+            for form in forms(pattern)
+        )
+        return _of_forms(graph_pass.name, found)
+    if isinstance(graph_pass, GraphPass) and graph_pass.examples:
+        return _of_forms(graph_pass.name, ([_run_on(graph_pass, example)] for example in graph_pass.examples))
+    reason = None if isinstance(graph_pass, Rewrite) else graph_pass.unproved
+    return Verdict(
+        graph_pass.name, Outcome.SKIPPED, reason=reason or "a loop without examples: compared by --check-passes"
+    )
 
 
 def _of_forms(name: str, found: Iterable[Iterable[Comparison]]) -> Verdict:
@@ -89,22 +96,22 @@ def _of_forms(name: str, found: Iterable[Iterable[Comparison]]) -> Verdict:
     return Verdict(name, Outcome.PROVED, count, cases)
 
 
-def _of_cases(each: Rewrite, cases: Cases) -> Iterator[Comparison]:
+def _of_cases(rewrite: Rewrite, cases: Cases) -> Iterator[Comparison]:
     comparer = Comparer()
-    found = itertools.chain.from_iterable(map(cases.found, each.examples or ({},)))
+    found = itertools.chain.from_iterable(map(cases.found, rewrite.examples or ({},)))
     is_found = False
     for case in found:
         is_found = True
-        yield _rewritten(each, case, comparer)
+        yield _rewritten(rewrite, case, comparer)
     if not is_found:
         yield Comparison(0, 0, problem=f"{cases.problem}; give the Rewrite `examples`")
 
 
-def _rewritten(each: Rewrite, case: Case, comparer: Comparer) -> Comparison:
+def _rewritten(rewrite: Rewrite, case: Case, comparer: Comparer) -> Comparison:
     """PassError if what the replacement makes cannot take the pattern's place."""
     given = with_constants(case.constants())
     try:
-        put_in_place(case.match, each.replacement)
+        put_in_place(case.match, rewrite.replacement)
     except PassError as error:
         raise PassError(f"{error.problem}{given}", at=error.at) from error
     except Exception as error:
@@ -124,7 +131,7 @@ def _first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {error}".partition("\n")[0]
 
 
-def _run_on(each: GraphPass, example: Example) -> Comparison:
+def _run_on(graph_pass: GraphPass, example: Example) -> Comparison:
     graph, nodes = recorded_copy(example.graph())
     pool = Pool()
     try:
@@ -132,8 +139,8 @@ def _run_on(each: GraphPass, example: Example) -> Comparison:
     except NotOverSymbols as error:
         return Comparison(0, 0, problem=f"{example.body.__name__}: {error}")
     log = RewriteLog(nodes, None)
-    log.begin_pass(each.name)
-    each.run(graph, example.options, log)
+    log.begin_pass(graph_pass.name)
+    graph_pass.run(graph, example.options, log)
     if not log.count:
         return Comparison(0, 0, problem=f"it rewrites nothing in its example {example.body.__name__}")
     return _compared(before, evaluate(graph, pool, example.values), pool, Comparer())

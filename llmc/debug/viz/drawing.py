@@ -75,7 +75,7 @@ def _stand_in(index: int, repeats: tuple[Repeat, ...]) -> int:
 
 
 def _stretch(index: int, repeats: tuple[Repeat, ...]) -> int:
-    """In which of its layers a node is, from 0; 0 outside of layers."""
+    """Return the number of the repeated layer that a node is in, from 0; 0 outside of layers."""
     repeat = _repeat_of(index, repeats)
     return 0 if repeat is None else (index - repeat.start) // repeat.period
 

@@ -26,7 +26,8 @@ STAGES = ("captured", "canonical", "serving", "optimized")
 
 @dataclass(frozen=True)
 class NodeOrigin:
-    """source: the model's line; rewrite: the rewrite that made the node. Each is None if there is none."""
+    """The origin of a node. source: the model's line; rewrite: the rewrite that made the node. Each is None if there is
+    none."""
 
     source: str | None = None
     rewrite: str | None = None
@@ -34,7 +35,7 @@ class NodeOrigin:
 
 @dataclass(frozen=True)
 class StageGraph:
-    """title: the model's name and the stage. origins: by node name."""
+    """A graph at a stage, to be drawn. title: the model's name and the stage. origins: by node name."""
 
     title: str
     graph: GraphText

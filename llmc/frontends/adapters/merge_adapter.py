@@ -53,7 +53,7 @@ def _merge(graph: ModelGraph, adapter: Adapter) -> None:
         if list(value.shape) != shape:
             if name in _OF_TOKENS and list(value.shape[1:]) == shape[1:]:
                 raise _other_tokens(adapter, tensor, len(value), shape[0])
-            raise _another_model(adapter, f"{tensor} is {list(value.shape)}, where the model has {shape}")
+            raise _another_model(adapter, f"{tensor} is {list(value.shape)}, but the model has {shape}")
         dtype = place.weight.meta["val"].dtype
         _replace(graph, place, Constant(value.to(dtype), stored_names(graph.weights[place.weight.name])))
     for name, module in adapter.modules.items():
@@ -123,7 +123,7 @@ def _is_of(recipe: Recipe, placeholder: str, module: str) -> bool:
 
 
 def _another_model(adapter: Adapter, problem: str, names: Sequence[str] = ()) -> AdapterError:
-    """names: of the model's own modules, where the adapter's is none of them."""
+    """names: of the model's own modules, if the adapter names another one."""
     near = get_close_matches(problem.rpartition(" ")[2].strip("'"), names, n=1)
     more = f"; the nearest is {near[0]}" if near else ""
     return AdapterError(problem + more, at=adapter.file.path, fix="name an adapter that was trained on this model")

@@ -16,7 +16,7 @@ class StoredShapes(Protocol):
         """The model directory."""
 
     def names(self) -> tuple[str, ...]:
-        """All tensor names, sorted."""
+        """Return all tensor names, sorted."""
 
     def shape(self, name: str) -> tuple[int, ...]:
         """The shape of a tensor; raises CheckpointError if there is none of that name."""

@@ -29,7 +29,8 @@ class ConfigSource:
         return tuple(sorted(self._tensors))
 
     def load(self, name: str) -> Tensor:
-        """Its shape and dtype; raises CheckpointError for a name that the model does not read."""
+        """Return an empty tensor with the weight's shape and dtype. Raises CheckpointError for a name that the model
+        does not read."""
         if name not in self._tensors:
             raise CheckpointError(f"the model has no tensor {name!r}", at=self.directory)
         return self._tensors[name]

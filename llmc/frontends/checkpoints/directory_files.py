@@ -25,7 +25,7 @@ def read_json(file: Path) -> dict[str, Any]:
 
 
 def read_json_if_there(file: Path) -> dict[str, Any]:
-    """The same; nothing where there is no such file."""
+    """The same; nothing if there is no such file."""
     return read_json(file) if file.is_file() else {}
 
 

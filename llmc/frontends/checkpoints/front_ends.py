@@ -32,7 +32,7 @@ def _capture_config(opened: OpenedModel[CheckpointSource], options: BuildOptions
 DENSE = model_directory("safetensors", has_safetensors, SafetensorsSource)
 QUANTIZED = model_directory("codes in safetensors", _holds_codes, QuantizedSource)
 SPARSE = model_directory("safetensors without zeros", _holds_masks, SparseSource)
-# Any other path: config.json alone does for plans and predictions, and capture says what a build lacks.
+# Any other path: config.json is enough for plans and predictions, and capture says what a build lacks.
 CONFIG_ALONE: FrontEnd[CheckpointSource] = FrontEnd(
     "config.json without weights",
     recognises=lambda path: True,

@@ -15,7 +15,7 @@ class JoinedSource:
         self._first, self._second, self._prefix = first, second, prefix
 
     def names(self) -> tuple[str, ...]:
-        """All tensor names, sorted."""
+        """Return all tensor names, sorted."""
         return tuple(sorted((*self._first.names(), *(self._prefix + name for name in self._second.names()))))
 
     def load(self, name: str) -> Tensor:
@@ -34,7 +34,7 @@ class JoinedCodes(JoinedSource):
         self.is_quantized, self.gives_way = first.is_quantized, first.gives_way
 
     def weight(self, name: str) -> StoredWeight | None:
-        """How the codes of a weight are stored; None for one without."""
+        """Return how the codes of a weight are stored; None for a weight without codes."""
         return None if name.startswith(self._prefix) else self._codes.weight(name)
 
     def rounded(self, name: str) -> RoundedAgain | None:
@@ -46,7 +46,7 @@ class JoinedCodes(JoinedSource):
         return not any(name.startswith(self._prefix) for name in names) and self._codes.are_alike(names)
 
     def unpacked(self, name: str) -> UnpackedCodes:
-        """All parts of a weight of codes."""
+        """Return all parts of a weight of codes."""
         return self._codes.unpacked(name)
 
     def input_scale(self, name: str) -> Tensor | None:
@@ -55,5 +55,5 @@ class JoinedCodes(JoinedSource):
 
 
 def joined(first: WeightSource, second: WeightSource, prefix: str) -> WeightSource:
-    """Both, as a CodeSource if the first one is one."""
+    """Return a source of the weights of both, which is a CodeSource if the first one is."""
     return JoinedCodes(first, second, prefix) if isinstance(first, CodeSource) else JoinedSource(first, second, prefix)

@@ -15,7 +15,7 @@ class MemorySource:
         self._tensors = dict(tensors)
 
     def names(self) -> tuple[str, ...]:
-        """All tensor names, sorted."""
+        """Return all tensor names, sorted."""
         return tuple(sorted(self._tensors))
 
     def load(self, name: str) -> Tensor:

@@ -52,7 +52,7 @@ class QuantizedSource(HidingSource):
         return False
 
     def weight(self, name: str) -> StoredWeight | None:
-        """How the weight's codes are stored; None if it is not quantized."""
+        """Return how the weight's codes are stored; None if it is not quantized."""
         found = self._weights.get(name)
         if found is None:
             return None
@@ -60,7 +60,7 @@ class QuantizedSource(HidingSource):
         return StoredWeight(name, found.shape, scheme.method, scheme.format, scheme.activation)
 
     def rounded(self, name: str) -> RoundedAgain | None:
-        """None: all formats that are read are codes."""
+        """Return None, because all formats that are read are codes."""
 
     def check(self, name: str, shape: tuple[int, ...], *, floating: bool) -> None:
         weight = self._weights.get(name)
@@ -101,7 +101,7 @@ class QuantizedSource(HidingSource):
         return self.files.entry(next(iter(weight.parts.names.values())))
 
     def _unpack(self, name: str) -> UnpackedCodes:
-        """All parts of a quantized weight."""
+        """Return all parts of a quantized weight."""
         weight = self._weights[name]
         try:
             return weight.unpacked()

@@ -31,7 +31,7 @@ class SafetensorsSource:
         self._entries, self.notes = files.entries, files.notes
 
     def names(self) -> tuple[str, ...]:
-        """All tensor names, sorted."""
+        """Return all tensor names, sorted."""
         return tuple(sorted(self._entries))
 
     def entry(self, name: str) -> TensorEntry:
@@ -62,7 +62,7 @@ class SafetensorsSource:
             )
         if floating and not _is_floating(entry.dtype):
             raise CheckpointError(
-                f"tensor {name!r} is stored as {entry.dtype}, where the model has a floating-point one",
+                f"tensor {name!r} is stored as {entry.dtype}, but the model has a floating-point tensor",
                 at=entry.file,
                 fix="use an unquantized checkpoint (F32, BF16 or F16)",
             )
@@ -125,11 +125,11 @@ class HidingSource:
         return [*self.files.headers(), *((name, self.shape(name)) for name in self.names())]
 
 
-def check_shape(name: str, found: tuple[int, ...], expected: tuple[int, ...], file: Path) -> None:
+def check_shape(name: str, shape: tuple[int, ...], expected: tuple[int, ...], file: Path) -> None:
     """Raise CheckpointError unless a tensor, or what is stored as several, has the shape that the model gives it."""
-    if found != expected:
+    if shape != expected:
         raise CheckpointError(
-            f"tensor {name!r} has shape {list(found)}, where config.json makes it {list(expected)}",
+            f"tensor {name!r} has shape {list(shape)}, but config.json gives it the shape {list(expected)}",
             at=file,
             fix="check that config.json belongs to these weights",
         )

@@ -64,9 +64,10 @@ def _shard_of_tensors(index: Path) -> dict[str, str]:
 
 
 def _read_shards(directory: Path, index: Path, shard_of: Mapping[str, str]) -> dict[str, TensorEntry]:
-    """Each tensor from the shard that the index names for it, whatever other shards have under its name.
+    """Read each tensor's entry from the shard that the index names for it, whatever other shards have under its name.
 
-    A tensor that the index does not name, or names for a shard that does not have it, is read where it is alone.
+    A tensor that the index does not name, or names for a shard that does not have it, is read from the only shard that
+    has it.
     """
     held: dict[str, dict[str, TensorEntry]] = {}
     for shard in sorted(set(shard_of.values())):

@@ -19,8 +19,9 @@ from llmc.program import HIDDEN
 
 @dataclass(frozen=True)
 class DraftModule:
-    """module: forward(input_ids, positions, hidden) -> (logits, hidden), with fake parameters. recipes: of its
-    parameters. ids: of the target's vocabulary, as offsets of the draft's own ones; None where both have the same."""
+    """A draft as a module to capture. module: forward(input_ids, positions, hidden) -> (logits, hidden), with fake
+    parameters. recipes: of its parameters. ids: of the target's vocabulary, as offsets of the draft's own ones; None if
+    both have the same."""
 
     module: nn.Module
     recipes: Mapping[str, Recipe]
@@ -41,7 +42,7 @@ class DraftTensors:
         return name in self._names
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Raises CheckpointError if the checkpoint lacks the tensor."""
+        """Return the shape of a tensor. Raises CheckpointError if the checkpoint lacks it."""
         if name not in self._names:
             names = sorted(self._names)
             some = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
@@ -57,7 +58,7 @@ class DraftTensors:
         found = self.shape(name)
         if found != shape:
             raise CheckpointError(
-                f"tensor {name!r} is {list(found)}, where a draft for {self._target} has {list(shape)}",
+                f"tensor {name!r} is {list(found)}, where a draft for {self._target} needs {list(shape)}",
                 at=self._source.entry(name).file,
                 fix="take the draft that was trained for this model",
             )

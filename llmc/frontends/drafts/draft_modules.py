@@ -42,8 +42,8 @@ class Eagle3FirstLayer(nn.Module):
 
 
 class Eagle3Draft(nn.Module):
-    """embed_tokens: of the target's vocabulary. decoder: a transformers decoder that ends without a norm, its first
-    layer an Eagle3FirstLayer. norm_output: hidden states go on normalized."""
+    """An EAGLE-3 draft. embed_tokens: of the target's vocabulary. decoder: a transformers decoder that ends without a
+    norm, its first layer an Eagle3FirstLayer. norm_output: hidden states go on normalized."""
 
     def __init__(
         self, embed_tokens: nn.Module, decoder: nn.Module, norm: nn.Module, lm_head: nn.Module, *, norm_output: bool

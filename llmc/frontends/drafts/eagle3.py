@@ -32,8 +32,9 @@ LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 
 @dataclass(frozen=True)
 class Eagle3Settings:
-    """decoder: the config of its layers, as transformers has them. layer_ids: before which of the target's layers
-    hidden states are taken; None for the usual three. The norms as speculators calls them."""
+    """The settings of an EAGLE-3 checkpoint. decoder: the config of its layers, as transformers has them. layer_ids:
+    before which of the target's layers hidden states are taken; None for the usual three. The norms as speculators
+    calls them."""
 
     file: Path
     decoder: Mapping[str, Any]
@@ -108,7 +109,7 @@ class Eagle3Checkpoint:
         return (f"the draft's config.json names no {LAYER_IDS}: hidden states are taken before the layers {ids}",)
 
     def combination(self, target: Target) -> Combination:
-        """Raises CheckpointError for a draft of a model of other layers."""
+        """Return how the hidden states become one. Raises CheckpointError for a draft of a model with other layers."""
         settings, count = self.settings, len(self.settings.tapped_layers(target.layers))
         has_bias = "fc.bias" in DraftTensors(self.source, target.name)
         return Combination(
@@ -120,7 +121,7 @@ class Eagle3Checkpoint:
         )
 
     def graphs(self, target: Target, info: ModelInfo) -> tuple[AttachedDraft, ...]:
-        """One. Raises CheckpointError for a draft of another model."""
+        """Return the graph of the draft. Raises CheckpointError for a draft of another model."""
         return (attached_draft(_module(self.settings, self.source, target), self.method, info),)
 
 

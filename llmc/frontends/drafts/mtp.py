@@ -39,17 +39,17 @@ class MtpCheckpoint:
     method: Method = "mtp"
 
     def taps(self, layers: int, width: int) -> None:
-        """None: the drafter reads the input of the output matrix."""
+        """Return None, because the drafter reads the input of the output matrix."""
 
     def notes(self, layers: int) -> tuple[str, ...]:
-        """Nothing."""
+        """Return no notes."""
         return ()
 
     def combination(self, target: Target) -> None:
-        """None: there is one hidden state."""
+        """Return None, because there is one hidden state."""
 
     def graphs(self, target: Target, info: ModelInfo) -> tuple[AttachedDraft, ...]:
-        """One of each layer. Raises CheckpointError for another model's."""
+        """Return a graph for each layer. Raises CheckpointError for the layers of another model."""
         modules = [self._module(names, target) for names in self.layers]
         return tuple(attached_draft(module, self.method, info) for module in modules)
 
@@ -78,7 +78,7 @@ class MtpCheckpoint:
         return DraftModule(module, recipes, width, target.vocab_size, None)
 
 
-# The prefixes of MtpDraft's parameters that are those of a layer of the target's kind, and of the norm behind it.
+# The prefixes of MtpDraft's parameters that are those of a layer of the target's kind, and of the norm after it.
 LAYER, NORM = "decoder.layers.0.", "decoder.norm."
 _QWEN_LAYER = re.compile(r"mtp\.layers\.(\d+)\..")
 _PROJECTION = re.compile(r"model\.layers\.(\d+)\.eh_proj\.weight")

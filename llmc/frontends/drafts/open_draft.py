@@ -17,7 +17,8 @@ from llmc.options import OWN_LAYERS
 
 
 def draft_of_model(model: OpenedModel[Any], speculative: str) -> DraftCheckpoint | MedusaCheckpoint:
-    """Raises CheckpointError if it is not a draft checkpoint, OptionError if the model has no directory."""
+    """Open the draft that a model names. Raises CheckpointError if it is not a draft checkpoint, OptionError if the
+    model has no directory."""
     if holds_medusa(Path(speculative)):
         return read_medusa(Path(speculative))
     if speculative != OWN_LAYERS:
@@ -51,7 +52,8 @@ def open_draft(directory: Path) -> DraftCheckpoint:
 
 
 def _weights(directory: Path) -> SafetensorsSource:
-    """Raises CheckpointError; for pickle files, with the command that converts them."""
+    """Open the safetensors of a draft. Raises CheckpointError, which for pickle files has the command that converts
+    them."""
     if not directory.is_dir():
         raise CheckpointError(
             "the draft's directory does not exist", at=directory, fix="name the one that holds its config.json"

@@ -12,8 +12,8 @@ from llmc.graph.weights import Recipe, renamed
 
 
 class RenamedLayer:
-    """A StoredShapes. layer, norm: what the checkpoint's names of its tensors, and of those of the norm behind it,
-    begin with; here they are those of `layers.0.` and `norm.`. others: of tensors that are none of these."""
+    """A StoredShapes. layer, norm: what the checkpoint's names of its tensors, and of those of the norm after it,
+    begin with; here they are those of `layers.0.` and `norm.`. others: of other tensors."""
 
     def __init__(self, source: SafetensorsSource, layer: str, norm: str, others: Collection[str]) -> None:
         self._source, self._layer = source, layer
@@ -35,7 +35,7 @@ class RenamedLayer:
         return any(".experts." in name for name in self._names)
 
     def names(self) -> tuple[str, ...]:
-        """All tensor names, sorted."""
+        """Return all tensor names, sorted."""
         return tuple(sorted(self._names))
 
     def shape(self, name: str) -> tuple[int, ...]:
@@ -57,7 +57,7 @@ class RenamedLayer:
             raise CheckpointError(f"{layer}, here layers.0: {error.problem}", at=error.at, fix=error.fix) from None
         if found.notes:
             raise CheckpointError(
-                f"the layer {layer} is none of {decoder.config.model_type!r}: {found.notes[0]}",
+                f"the layer {layer} is not one of {decoder.config.model_type!r}: {found.notes[0]}",
                 at=self.directory,
                 fix="build without speculative, and let a draft model or n-grams speculate",
             )

@@ -45,6 +45,6 @@ def _flag(settings: dict[str, Any], name: str, file: Path, default: bool | None)
     value = settings.get(name, default)
     if not isinstance(value, bool):
         raise CheckpointError(
-            f"{name} is {value!r:.60}, not true or false", at=file, fix=f'say how the draft was trained: "{name}": ...'
+            f"{name} is {value!r:.60}, not true or false", at=file, fix=f'set how the draft was trained: "{name}": ...'
         )
     return value

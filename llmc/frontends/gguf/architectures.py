@@ -41,7 +41,7 @@ def described(model: GgufModel) -> tuple[Mapping[str, Any], dict[str, Place]]:
     family = ARCHITECTURES.get(name)
     if family is None:
         raise CheckpointError(
-            f"architecture {name!r:.40} is not read from GGUF files",
+            f"architecture {name!r:.40} is not supported in GGUF files",
             at=model.path,
             fix=f"llmc reads {', '.join(ARCHITECTURES)}; build others from their safetensors checkpoints",
         )

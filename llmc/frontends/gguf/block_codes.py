@@ -150,7 +150,7 @@ _UNPACKED: Mapping[str, Callable[[Tensor], _Parts]] = MappingProxyType(
 
 
 def _nibbles(packed: Tensor) -> Tensor:
-    """All low halves of bytes, then all high ones."""
+    """Return all low halves of bytes, then all high ones."""
     return _bits(packed, 4)
 
 
@@ -171,13 +171,13 @@ def _bits(packed: Tensor, count: int) -> Tensor:
 
 
 def _in_order(packed: Tensor, count: int) -> Tensor:
-    """All of the first byte, `count` bits each, then all of the second, and so on."""
+    """Return all codes of the first byte, `count` bits each, then all of the second, and so on."""
     each = [packed >> shift & ((1 << count) - 1) for shift in range(0, 8, count)]
     return torch.stack(each, -1).flatten(-2)
 
 
 def _six(blocks: Tensor) -> _Parts:
-    """Eight scales and eight minima, of six bits each, behind the floats that they are multiplied by.
+    """Eight scales and eight minima, of six bits each, after the floats that they are multiplied by.
 
     Byte i of the first four holds the scale i, of the next four the minimum i; their two highest bits are those of the
     scale and minimum i + 4, whose lower bits are in the last four.

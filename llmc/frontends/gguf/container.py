@@ -143,7 +143,7 @@ def _read_header(reader: ByteReader, path: Path) -> GgufModel:
     if version not in _VERSIONS:
         other = " (or a big-endian file)" if version & 0xFFFF == 0 else ""
         raise CheckpointError(
-            f"GGUF version {version}{other} is not read",
+            f"GGUF version {version}{other} is not supported",
             at=path,
             fix="llmc reads versions 2 and 3, little-endian: write it again with a current llama.cpp",
         )
@@ -168,7 +168,7 @@ def _value(reader: ByteReader, kind: int, key: str) -> Value:
         raise reader.error(f"metadata {key!r:.80} is of type {kind}, which does not exist")
     of = int(reader.number("I", f"the type of {key!r:.80}"))
     if of != _STRING and of not in _NUMBERS:
-        raise reader.error(f"metadata {key!r:.80} is an array of type {of}, which is not read")
+        raise reader.error(f"metadata {key!r:.80} is an array of type {of}, which llmc does not read")
     form = np.dtype(_NUMBERS.get(of, "Q")).newbyteorder("<")
     count = reader.count(f"the length of {key!r:.80}", form.itemsize)
     if count > _MOST_ELEMENTS:
@@ -190,13 +190,13 @@ def _entry(reader: ByteReader, path: Path) -> GgufTensor:
         raise reader.error(f"a tensor's name has {len(name)} characters: {name!r:.80}")
     axes = int(reader.number("I", f"the dimensions of {name!r:.80}"))
     if not 1 <= axes <= 4:
-        raise reader.error(f"tensor {name!r:.80} has {axes} dimensions, where 1 to 4 are")
+        raise reader.error(f"tensor {name!r:.80} has {axes} dimensions, expected 1 to 4")
     shape = tuple(int(reader.number("Q", f"the shape of {name!r:.80}")) for _ in range(axes))[::-1]
     number, start = int(reader.number("I", f"the type of {name!r:.80}")), int(reader.number("Q", "an offset"))
     kind = BLOCK_TYPES.get(number)
     if kind is None:
         raise CheckpointError(
-            f"tensor {name!r:.80} is of ggml type {number}, which is not read",
+            f"tensor {name!r:.80} has ggml type {number}, which llmc does not read",
             at=path,
             fix=f"llmc reads {', '.join(each.name for each in BLOCK_TYPES.values())}",
         )

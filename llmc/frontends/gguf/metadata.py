@@ -15,7 +15,8 @@ _MOST_WHOLE = 1 << 40
 
 @dataclass(frozen=True)
 class Metadata:
-    """values: by key. at: the file. prefix: Prepended to each key that is read, such as `llama.`."""
+    """The metadata of a GGUF file. values: by key. at: the file. prefix: Prepended to each key that is read, such as
+    `llama.`."""
 
     values: Mapping[str, Value]
     at: Path

@@ -34,7 +34,7 @@ class Place:
 
     @property
     def rows_shape(self) -> tuple[int, ...]:
-        """With the columns last, as they are stored."""
+        """The shape with the columns last, as they are stored."""
         shape = self.tensor.shape if self.expert is None else self.tensor.shape[1:]
         if self.between is not None:
             shape = (shape[0], 2 * shape[1], *shape[2:])
@@ -92,7 +92,8 @@ _OUTSIDE = re.compile(r"(?P<part>\w+)\.(?P<suffix>weight|bias)")
 
 
 def placed(model: GgufModel, names: Names, layers: int) -> dict[str, Place]:
-    """Every tensor of the file by the model's name. Raises CheckpointError for one that the family does not have."""
+    """Return every tensor of the file by the model's name. Raises CheckpointError for one that the family does not
+    have."""
     places = dict(names.apart)
     read = {each.name for place in places.values() for each in (place.tensor, place.between) if each is not None}
     read.update(names.read_apart)
@@ -107,7 +108,7 @@ def placed(model: GgufModel, names: Names, layers: int) -> dict[str, Place]:
         part = None if found is None else known.get(found["part"])
         if found is None or part is None:
             raise CheckpointError(
-                f"tensor {name!r:.80} is none of this architecture's, which has {layers} layers of "
+                f"tensor {name!r:.80} does not belong to this architecture, which has {layers} layers of "
                 f"{', '.join((*names.layer, *names.experts))}",
                 at=tensor.file,
                 fix="build from the safetensors checkpoint that the file was converted from",
@@ -133,7 +134,7 @@ def _experts(tensor: GgufTensor, suffix: str) -> int:
     axes = 3 if suffix == "weight" else 2
     if len(tensor.shape) != axes:
         raise CheckpointError(
-            f"tensor {tensor.name} of experts has shape {list(tensor.shape)}, where {axes} dimensions are",
+            f"tensor {tensor.name} of experts has shape {list(tensor.shape)}, expected {axes} dimensions",
             at=tensor.file,
             fix="convert the model again",
         )

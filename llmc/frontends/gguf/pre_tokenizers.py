@@ -19,8 +19,9 @@ _ONE_DIGIT = r"\p{N}"
 
 @dataclass(frozen=True)
 class Cut:
-    """patterns: applied in order. whole_first: a piece that is a token is not split into merges. is_composed: text is
-    first normalized to Unicode's form C. begins: default for the begin token if the file does not say."""
+    """A pre-tokenizer. patterns: applied in order. whole_first: a piece that is a token is not split into merges.
+    is_composed: text is first normalized to Unicode's form C. begins: default for the begin token if the file does not
+    say."""
 
     patterns: tuple[str, ...]
     whole_first: bool = False

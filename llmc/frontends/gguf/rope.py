@@ -66,7 +66,7 @@ def rotary_config(
 
 
 def _longrope(model: GgufModel, sizes: Sizes, rotated: int) -> dict[str, Any]:
-    """Both sets of factors, and the length that one is for."""
+    """Return both sets of factors, and the length for which the short one is used."""
     hyper = sizes.hyper
     original = hyper.whole("rope.scaling.original_context_length", default=sizes.positions)
     found: dict[str, Any] = {
@@ -82,7 +82,7 @@ def _longrope(model: GgufModel, sizes: Sizes, rotated: int) -> dict[str, Any]:
 
 
 def _numbers(model: GgufModel, name: str, rotated: int) -> npt.NDArray[np.float64]:
-    """One for each frequency."""
+    """Return one number per frequency."""
     tensor = model.tensors.get(name)
     if tensor is None or tensor.type.name != "F32" or tensor.shape != (rotated // 2,):
         found = "missing" if tensor is None else f"{tensor.type.name} {list(tensor.shape)}"

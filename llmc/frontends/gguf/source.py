@@ -70,7 +70,7 @@ class GgufSource:
         return NAMED_DTYPES[dtype_name(self._model)]
 
     def weight(self, name: str) -> StoredWeight | None:
-        """How the codes of a matrix are stored; None if it is none, or has no codes that are taken as they are."""
+        """Return how the codes of a matrix are stored; None for other tensors, and for codes that cannot be kept."""
         place = self._place(name)
         kind = place.tensor.type
         if kind.codes is None or not _is_matrix(place):
@@ -91,12 +91,12 @@ class GgufSource:
         return len({(place.shape[-1], place.tensor.type.name) for place in places}) == 1
 
     def unpacked(self, name: str) -> UnpackedCodes:
-        """All parts of a matrix of codes, on torch's meta device: their shapes and dtypes."""
+        """Return all parts of a matrix of codes, on torch's meta device: their shapes and dtypes."""
         place = self._place(name)
         return _unpacked(place, torch.empty(place.nbytes, dtype=torch.uint8, device="meta"))
 
     def input_scale(self, name: str) -> Tensor | None:
-        """None: no file says how activations are rounded."""
+        """Return None, because files do not say how activations are rounded."""
 
     def load(self, name: str) -> Tensor:
         """The tensor on the CPU, fp32 if it is stored in blocks; or of such a matrix the part after `::`."""
@@ -150,7 +150,7 @@ class GgufSource:
 
 
 def _unpacked(place: Place, data: Tensor) -> UnpackedCodes:
-    """With rows as they are in the file."""
+    """Return the codes, with rows in the order of the file."""
     return unpack_blocks(data, place.tensor.type, place.rows_shape[-1])
 
 

@@ -20,7 +20,8 @@ _SPACE = "▁"
 
 
 def tokenizer_of(vocabulary: Vocabulary) -> Tokenizer:
-    """Raises CheckpointError for a kind of tokenizer, or of cutting text, that is not read."""
+    """Return the tokenizer of a vocabulary. Raises CheckpointError for an unsupported kind of tokenizer or
+    pre-tokenizer."""
     from tokenizers import AddedToken
 
     said = vocabulary.said
@@ -32,7 +33,7 @@ def tokenizer_of(vocabulary: Vocabulary) -> Tokenizer:
         tokenizer = make(vocabulary)
     except CheckpointError:
         raise
-    except Exception as error:  # The library raises a bare Exception for merges of tokens that are not there.
+    except Exception as error:  # The library raises a bare Exception for merges of missing tokens.
         raise CheckpointError(
             f"cannot make a tokenizer from the vocabulary: {error}", at=said.at, fix="convert the model again"
         ) from None
@@ -93,7 +94,8 @@ _MODELS: Mapping[str, Callable[[Vocabulary], Tokenizer]] = MappingProxyType(
 
 
 def _merges(vocabulary: Vocabulary) -> list[tuple[str, str]]:
-    """As written: two tokens and a space between, which may also be in the first of them but at its beginning.
+    """Parse merges, which are two tokens with a space between them. The first token may also contain spaces, except at
+    its beginning.
 
     The library aborts the process for merges of tokens that are not in the vocabulary.
     """
@@ -144,7 +146,7 @@ def _add_ends(tokenizer: Tokenizer, vocabulary: Vocabulary) -> None:
 
 def _not_read(said: Metadata, key: str, found: str, known: Mapping[str, object]) -> CheckpointError:
     return CheckpointError(
-        f"tokenizers of the kind {said.prefix}{key} = {found!r:.40} are not read",
+        f"tokenizers of the kind {said.prefix}{key} = {found!r:.40} are not supported",
         at=said.at,
         fix=f"llmc reads {', '.join(known)}; build others from their safetensors checkpoints",
     )

@@ -27,8 +27,8 @@ _ENDS = frozenset(
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """ids: ids of tokens that text may become. control: special tokens, which are not text. defined: added tokens that
-    are text."""
+    """The vocabulary of a GGUF file. ids: ids of tokens that text may become. control: special tokens, which are not
+    text. defined: added tokens that are text."""
 
     ids: dict[str, int]
     control: tuple[str, ...]

@@ -14,7 +14,7 @@ _MASKED = "ForMaskedLM"
 
 
 def chosen_task(settings: Mapping[str, Any], directory: Path, asked: TaskChoice) -> Task | None:
-    """None for a model that generates. settings: config.json.
+    """Return the task of a model, None if it generates. settings: config.json.
 
     Unasked, a directory of sentence-transformers embeds; else the first of `architectures` decides: a classifier scores
     if it has one label, a bare or masked model embeds, and everything else generates.

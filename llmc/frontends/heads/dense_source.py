@@ -13,7 +13,7 @@ from llmc.graph.weights import Recipe, Stored, WeightSource, stored_names
 
 
 def dense_recipes(dense: Sequence[DenseModule], dtype: torch.dtype) -> dict[str, Recipe]:
-    """The recipe of each parameter of the modules, by its name in heads/text_rows.py. Raises CheckpointError for a
+    """The recipe of each parameter of the modules, by its name in heads/row_module.py. Raises CheckpointError for a
     wrong shape."""
     found: dict[str, Recipe] = {}
     for index, module in enumerate(dense):

@@ -14,9 +14,10 @@ from llmc.program import Activation, Head, Pooling, Task
 
 @dataclass(frozen=True)
 class HeadPlan:
-    """head: the engine's record, except its width and whether texts come whole, which follow from the graph. dense:
-    products after the pooling. max_length: maximum tokens of a text, if lower than the model's own limit. separator:
-    the token behind which the second text of a pair begins; None where texts have no segments."""
+    """The plan of a model's head. head: the engine's record, except its width and whether texts come whole,
+    which follow from the graph. dense: products after the pooling. max_length: maximum tokens of a text, if lower than
+    the model's own limit. separator: the token after which the second text of a pair begins; None if texts have no
+    segments."""
 
     head: Head
     dense: tuple[DenseModule, ...] = ()
@@ -64,7 +65,7 @@ def _of_classifier(task: Task, model: Any, options: BuildOptions, directory: Pat
 
 
 def _activation(config: Any, labels: int) -> Activation:
-    """As a cross-encoder's config says; else what the problem was trained with."""
+    """Return the activation that a cross-encoder's config names, or that of the problem for which it was trained."""
     said = getattr(config, "sentence_transformers", None)
     named = said.get("activation_fn") if isinstance(said, dict) else None
     named = named or getattr(config, "sbert_ce_default_activation_function", None)
@@ -109,7 +110,7 @@ def pair_separator(directory: Path | None, count: int) -> int | None:
     before = [0, *accumulate(int(token == separator) for token in ids[:-1])]
     if segments != [min(each, count - 1) for each in before]:
         raise CaptureError(
-            f"the tokenizer gives a pair the segments {segments}, expected one more after each {separator}",
+            f"the tokenizer gives a pair the segments {segments}, expected the next one after each {separator}",
             at=file,
             fix="build a reranker without token types, such as one of XLM-RoBERTa or ModernBERT",
         )

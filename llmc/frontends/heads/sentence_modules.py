@@ -38,8 +38,8 @@ class DenseModule:
 
 @dataclass(frozen=True)
 class SentenceModules:
-    """head: without its width and whether texts come whole. max_length: maximum tokens of a text; None takes the
-    model's own limit."""
+    """The modules of a sentence-transformers directory. head: without its width and whether texts come whole.
+    max_length: maximum tokens of a text; None takes the model's own limit."""
 
     head: Head
     dense: tuple[DenseModule, ...]
@@ -47,7 +47,8 @@ class SentenceModules:
 
 
 def sentence_modules(directory: Path) -> SentenceModules | None:
-    """None for a directory without modules.json. Raises CheckpointError, and CaptureError for an unknown module."""
+    """Return the modules of modules.json; None for a directory without it. Raises CheckpointError, and CaptureError for
+    an unknown module."""
     file = directory / MODULES
     if not file.is_file():
         return None

@@ -22,7 +22,7 @@ def capture_module(module: nn.Module, weights: MemorySource, options: BuildOptio
     """Capture forward(ids [1, T]) -> logits [1, T, vocab], or a tuple or object that holds them.
 
     The module is left as it was. Positions that it makes from arange stay in the graph; `positions` is an input of
-    the graph all the same, not yet used.
+    the graph as well, not used yet.
     """
     floating = [p.dtype for p in module.parameters() if p.is_floating_point()]
     if not floating:
@@ -57,7 +57,7 @@ def _logits(output: Any, name: str) -> Tensor:
         output = output[0]
     if not isinstance(output, torch.Tensor):
         raise CaptureError(
-            f"{name}.forward returns a {type(output).__name__} where logits are expected",
+            f"{name}.forward returns a {type(output).__name__} expected logits",
             fix="return the logits, a tuple that begins with them, or an object with .logits",
         )
     return output

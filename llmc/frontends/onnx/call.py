@@ -22,8 +22,9 @@ Translated = Value | tuple[Value | None, ...]
 
 @dataclass(frozen=True)
 class Call:
-    """opset: the version of the operator's domain. positions: [1, T]. dtypes: in which another one than the graph's is
-    computed in. inputs: None where left out. makes_numbers: whether its result is known numbers (numbers.py)."""
+    """A call of an ONNX operator. opset: the version of the operator's domain. positions: [1, T]. dtypes: in which
+    another one than the graph's is computed in. inputs: None if left out. makes_numbers: whether its result is known
+    numbers (numbers.py)."""
 
     node: OnnxNode
     inputs: tuple[Value | None, ...]
@@ -52,7 +53,7 @@ class Call:
         return self.known(index) if self.makes_numbers else self.tensor(index)
 
     def optional(self, index: int) -> Tensor | None:
-        """The same, None where it was left out."""
+        """The same, None if it was left out."""
         return self.tensor(index) if self.has(index) else None
 
     def known(self, index: int) -> Known:
@@ -82,7 +83,7 @@ class Call:
         return str(self._attribute(name, str, default))
 
     def axes(self, name: str = "axes", index: int = 1) -> list[int] | None:
-        """Whole numbers that an attribute says, or in later opsets an input; None where neither does."""
+        """The whole numbers of an attribute, or in later opsets of an input; None if there is neither."""
         given = self.node.attributes.get(name)
         if isinstance(given, tuple):
             return [int(each) for each in given]
@@ -124,7 +125,7 @@ Translations = Mapping[tuple[str, str], Callable[[Call], Translated]]
 
 
 def as_tensor(value: Value) -> Tensor:
-    """Known numbers as a tensor; T alone may be among them."""
+    """Known numbers as a tensor; of symbols, only T may be among them."""
     if isinstance(value, Tensor):
         return value
     if value.dtype != object:

@@ -137,8 +137,8 @@ def _dtype(options: BuildOptions, own: torch.dtype, file: Path) -> torch.dtype:
 
 
 def _info(file: Path, settings: dict[str, Any], dtype: torch.dtype) -> tuple[ModelInfo, tuple[str, ...]]:
-    """From the files in the same directory: genai_config.json, config.json, generation_config.json; all are
-    optional."""
+    """Read the model's info from files in the same directory: genai_config.json, config.json, generation_config.json;
+    all are optional."""
     folder = describing(file)
     config = read_json_if_there(folder / "config.json")
     text = config.get("text_config")

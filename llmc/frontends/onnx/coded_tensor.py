@@ -17,9 +17,10 @@ FORMATS: Mapping[int, str] = MappingProxyType({2: "int4", 4: "int4", 8: "int8"})
 
 @dataclass(frozen=True)
 class CodedTensor:
-    """op: whose codes they are. rows, columns: of the weight [out, in], of all experts one below the other. block:
-    columns that share a scale. is_turned: whether the codes are stored [in, out]. own_format: the code format, where
-    llmc exported it. others: further parts of such codes, by their names in CODE_PARTS."""
+    """A weight of codes in an ONNX file. op: whose codes they are. rows, columns: of the weight [out, in], of all
+    experts one below the other. block: columns that share a scale. is_turned: whether the codes are stored [in, out].
+    own_format: the code format, where llmc exported it. others: further parts of such codes, by their names in
+    CODE_PARTS."""
 
     op: str
     codes: OnnxTensor
@@ -40,7 +41,7 @@ class CodedTensor:
 
     @property
     def parts(self) -> tuple[OnnxTensor, ...]:
-        """All tensors that the weight is stored in."""
+        """All tensors in which the weight is stored."""
         return tuple(each for each in (self.codes, self.scales, self.zeros, *self.others.values()) if each is not None)
 
     @property
@@ -73,7 +74,7 @@ def initializer(node: OnnxNode, graph: OnnxGraph, index: int) -> OnnxTensor:
 
 
 def optional_initializer(node: OnnxNode, graph: OnnxGraph, index: int) -> OnnxTensor | None:
-    """The same, None where it was left out."""
+    """The same, None if it was left out."""
     return initializer(node, graph, index) if index < len(node.inputs) and node.inputs[index] else None
 
 

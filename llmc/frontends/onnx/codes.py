@@ -23,7 +23,8 @@ from llmc.graph.stored_codes import UnpackedCodes
 
 
 def coded_tensors(graph: OnnxGraph, functions: Mapping[Function, OnnxFunction]) -> dict[str, CodedTensor]:
-    """By the name of the value that stands for the weight: an initializer, or the reshape of one.
+    """Return the weights that are stored as codes, by the name of the value that represents each: an initializer, or
+    the reshape of one.
 
     functions: the model's own.
 
@@ -45,7 +46,7 @@ def coded_tensors(graph: OnnxGraph, functions: Mapping[Function, OnnxFunction]) 
 
 
 def unpacked(coded: CodedTensor) -> UnpackedCodes:
-    """All parts of the codes. Raises CheckpointError if the file has changed, or if zeros are not codes."""
+    """Return all parts of the codes. Raises CheckpointError if the file has changed, or if zeros are not codes."""
     if coded.op == LINEAR:
         return linear_codes(coded)
     if coded.op == DEQUANTIZE:
@@ -84,7 +85,7 @@ def _matmul(node: OnnxNode, graph: OnnxGraph, made_by: Mapping[str, OnnxNode]) -
     if node.attributes.get("weight_prepacked", 0):
         raise unfit(node, "its codes are packed for one kind of GPU (weight_prepacked)")
     if len(node.inputs) > 4 and node.inputs[4]:
-        raise unfit(node, "its columns are in another order (g_idx)")
+        raise unfit(node, "its columns are permuted (g_idx)")
     rows, columns, block, bits = (whole(node, name) for name in ("N", "K", "block_size", "bits"))
     parts = [initializer(node, graph, index) for index in (1, 2)]
     zeros = optional_initializer(node, graph, 3)

@@ -1,4 +1,4 @@
-"""Tensors of a file as values of a graph that is being traced: known numbers where there are few."""
+"""Tensors of a file as values of a graph that is being traced: known numbers if there are few."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -33,7 +33,8 @@ NUMPY_DTYPES: Mapping[torch.dtype, Any] = MappingProxyType(
 
 
 def constant(tensor: OnnxTensor) -> Tensor | NDArray[Any]:
-    """Its numbers, known if there are few; real ones also where a trace makes tensors without."""
+    """Return the numbers of a tensor: known ones if there are few, and a real tensor even if a trace makes fake
+    ones."""
     with unset_fake_temporarily():
         value = tensor.load()
         if is_known(tensor):

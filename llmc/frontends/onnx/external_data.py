@@ -27,7 +27,7 @@ class ExternalBytes:
     nbytes: int
 
     def read(self) -> bytearray:
-        """A copy. Raises CheckpointError for a file that has changed."""
+        """Return a copy of the data. Raises CheckpointError for a file that has changed."""
         # Read, not mapped: truncating the file meanwhile is an error here, and does not kill the process.
         found = bytearray(self.nbytes)
         with _opened(self.file) as stream:

@@ -24,8 +24,9 @@ class Role(Enum):
 
 @dataclass(frozen=True)
 class Interface:
-    """ids: the name of the input of token ids. roles: of all inputs by name. past: shapes of the cache's, with nothing
-    in it. logits: the name of the output. has_no_batch: whether ids are [tokens], and so all of it, as llmc exports."""
+    """The inputs and outputs of an ONNX model. ids: the name of the input of token ids. roles: of all inputs by name.
+    past: shapes of the cache's, with nothing in it. logits: the name of the output. has_no_batch: whether ids are
+    [tokens], and so all of it, as llmc exports."""
 
     ids: str
     roles: Mapping[str, Role]
@@ -102,7 +103,7 @@ def read_interface(graph: OnnxGraph, file: Path, head_dim: int | None) -> Interf
     ids = [name for name, role in roles.items() if role is Role.IDS]
     if len(ids) != 1:
         raise CaptureError(
-            f"the model has {len(ids)} inputs of token ids, among {', '.join(roles)[:200] or 'none'}",
+            f"the model has {len(ids)} inputs of token ids; its inputs are {', '.join(roles)[:200] or 'none'}",
             at=file,
             fix="export it with one input input_ids [batch, tokens] of whole numbers",
         )

@@ -46,7 +46,7 @@ def has_columns_first(node: OnnxNode) -> bool:
 
 
 def linear_codes(coded: CodedTensor) -> UnpackedCodes:
-    """All parts, bit by bit; unsigned codes less the middle of their range."""
+    """Return all parts; unsigned codes have the middle of their range subtracted."""
     stored = _numbers(coded.codes)
     zeros = None if coded.zeros is None else _numbers(coded.zeros)
     is_signed = coded.codes.packed == "int4" or coded.codes.dtype is torch.int8

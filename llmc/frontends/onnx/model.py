@@ -22,7 +22,8 @@ Function = tuple[str, str, str]
 
 @dataclass(frozen=True)
 class OnnxNode:
-    """attributes: numbers, texts, tuples of them, OnnxTensor or OnnxGraph. A name that is empty is left out."""
+    """A node of an ONNX graph. attributes: numbers, texts, tuples of them, OnnxTensor or OnnxGraph. A name that is
+    empty is left out."""
 
     name: str
     domain: str
@@ -50,7 +51,8 @@ class OnnxNode:
 
 @dataclass(frozen=True)
 class OnnxValue:
-    """An input or output of a graph. type: ONNX's number. shape: sizes, names of sizes, None where it is not said."""
+    """An input or output of a graph. type: ONNX's number. shape: sizes, names of sizes, None if the file does not give
+    it."""
 
     name: str
     type: int
@@ -59,7 +61,7 @@ class OnnxValue:
 
 @dataclass(frozen=True)
 class OnnxGraph:
-    """tensors: initializers by name. inputs: those that are none of them."""
+    """A graph of an ONNX file. tensors: initializers by name. inputs: those that are not initializers."""
 
     nodes: tuple[OnnxNode, ...]
     inputs: tuple[OnnxValue, ...]
@@ -69,7 +71,7 @@ class OnnxGraph:
 
 @dataclass(frozen=True)
 class OnnxFunction:
-    """attributes: defaults by name, None for those without."""
+    """A function of an ONNX file. attributes: defaults by name, None for those without."""
 
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
@@ -80,7 +82,8 @@ class OnnxFunction:
 
 @dataclass(frozen=True)
 class OnnxModel:
-    """functions: of the model's own, by domain, name and overload. opsets: versions by domain. metadata: by key."""
+    """An ONNX file. functions: of the model's own, by domain, name and overload. opsets: versions by domain. metadata:
+    by key."""
 
     file: Path
     graph: OnnxGraph
@@ -91,7 +94,7 @@ class OnnxModel:
 
 @dataclass(frozen=True)
 class Reference:
-    """In a function's node: the attribute of the call whose value is meant."""
+    """In a function's node: the attribute of the call whose value it takes."""
 
     name: str
 
@@ -152,10 +155,10 @@ class _Reader:
     def graph(self, proto: Any, depth: int) -> OnnxGraph:
         """depth: of graphs within nodes of graphs."""
         if depth > _MOST_DEPTH:
-            raise damaged(f"graphs lie within each other more than {_MOST_DEPTH} deep", self._file)
+            raise damaged(f"graphs are nested more than {_MOST_DEPTH} deep", self._file)
         if len(proto.sparse_initializer):
             raise CheckpointError(
-                "the model has sparse initializers, which are not read", at=self._file, fix="store them dense"
+                "the model has sparse initializers, which llmc does not read", at=self._file, fix="store them dense"
             )
         tensors: dict[str, OnnxTensor] = {}
         for each in proto.initializer:
@@ -239,7 +242,8 @@ class _Reader:
             return tuple(getattr(proto, several))
         if proto.type == 8:
             return tuple(map(_text, proto.strings))
-        raise damaged(f"attribute {self.text(proto.name)!r:.80} is of type {proto.type}, which is not read", self._file)
+        name = self.text(proto.name)
+        raise damaged(f"attribute {name!r:.80} has type {proto.type}, which llmc does not read", self._file)
 
 
 def _text(value: bytes) -> str:

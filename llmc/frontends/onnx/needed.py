@@ -59,7 +59,7 @@ def reads(node: OnnxNode) -> Iterable[str]:
 def positional_tensors(graph: OnnxGraph, ids: str) -> frozenset[str]:
     """The tensors that are computed with positions before any token is: frequencies of rotation, stored masks.
 
-    Passes look at their values, so they are constants of the graph, unless they are tables that positions look up.
+    Passes read their values, so they are constants of the graph, unless they are tables that positions look up.
     """
     # The kinds of values: stored, derived from positions and lengths, or dependent on tokens.
     stored: dict[str, frozenset[str]] = {name: frozenset({name}) for name in graph.tensors}

@@ -83,7 +83,8 @@ def extreme(pick: Callable[[Any, Any], Any], symbolic: Callable[[Any, Any], Any]
 
 
 def range_of(call: Call) -> Known:
-    """From the first of three numbers to the second in steps of the third. Raises CaptureError for too many."""
+    """Return the numbers from the first of three to the second in steps of the third. Raises CaptureError for too
+    many."""
     start, end, step = (call.known(index).reshape(-1)[0] for index in range(3))
     count = math.ceil((end - start) / step)
     call.unless(count <= _MOST, f"it makes known numbers of shape [{count}]")

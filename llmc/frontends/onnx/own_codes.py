@@ -49,7 +49,7 @@ def own_weight(
 
 
 def own_codes(coded: CodedTensor) -> UnpackedCodes:
-    """All parts as they are stored."""
+    """Return all parts as they are stored."""
     others = {name: _numbers(part) for name, part in coded.others.items()}
     zeros = None if coded.zeros is None else _numbers(coded.zeros)
     codes = _numbers(coded.codes).view(code_dtype(coded.format))

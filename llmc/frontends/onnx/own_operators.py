@@ -1,4 +1,4 @@
-"""Functions of the domains `llmc` and `aten`, as `llmc export` writes them: calls of the very ops of a graph.
+"""Functions of the domains `llmc` and `aten`, as `llmc export` writes them: calls of a graph's own ops.
 
 A function's inputs are called after the op's arguments (`tensors_0` for one of a list), a node's attributes are the
 arguments that are not tensors: numbers, names of dtypes, `None`, and in lists the names of inputs.

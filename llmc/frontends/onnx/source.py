@@ -42,8 +42,8 @@ class ParsedFile:
 
 
 def parsed_file(file: Path) -> ParsedFile:
-    """Raises CheckpointError for a file that is damaged, CaptureError for a model that is not a decoder or needs
-    operators that are not read."""
+    """Parse an ONNX file. Raises CheckpointError for a damaged file, CaptureError for a model that is not a decoder or
+    needs unsupported operators."""
     model = read_model(file)
     settings = genai_settings(describing(file))
     interface = read_interface(model.graph, file, _head_dim(settings))
@@ -79,7 +79,7 @@ class OnnxSource:
         return False
 
     def names(self) -> tuple[str, ...]:
-        """All tensor names, sorted; parts of codes are not among them."""
+        """Return all tensor names, sorted; parts of codes are not among them."""
         parts = {part.name for each in self._coded.values() for part in each.parts}
         return tuple(sorted((self._tensors.keys() - parts) | self._coded.keys()))
 
@@ -89,25 +89,25 @@ class OnnxSource:
         return self._tensor(name).shape if coded is None else (coded.rows, coded.columns)
 
     def weight(self, name: str) -> StoredWeight | None:
-        """How a weight's codes are stored; None if it is numbers."""
+        """Return how a weight's codes are stored; None if it is stored as numbers."""
         coded = self._coded.get(name)
         if coded is None:
             return None
         return StoredWeight(name, (coded.rows, coded.columns), coded.op, coded.format)
 
     def rounded(self, name: str) -> RoundedAgain | None:
-        """None: all operators that are read have codes."""
+        """Return None, because all operators that are read have codes."""
 
     def are_alike(self, names: Sequence[str]) -> bool:
         """False: experts are already in one tensor."""
         return False
 
     def unpacked(self, name: str) -> UnpackedCodes:
-        """All parts of a weight of codes."""
+        """Return all parts of a weight of codes."""
         return self._unpacked(name)
 
     def input_scale(self, name: str) -> Tensor | None:
-        """None: no operator that is read rounds activations by a scale that is stored."""
+        """Return None, because no operator that is read rounds activations by a stored scale."""
 
     def load(self, name: str) -> Tensor:
         """The tensor on the CPU: numbers in fp32 if it is codes, or the part of those that is named after `::`."""

@@ -45,7 +45,8 @@ _MOST_AXES = 16
 
 @dataclass(frozen=True)
 class OnnxTensor:
-    """dtype: of elements; uint8 where four bits are one, with `packed` their type's name. shape: of elements."""
+    """A tensor of an ONNX file. dtype: of elements; uint8 where four bits are one, with `packed` their type's name.
+    shape: of elements."""
 
     name: str
     dtype: torch.dtype
@@ -60,7 +61,8 @@ class OnnxTensor:
         return math.prod(self.shape)
 
     def load(self) -> Tensor:
-        """On the CPU, as it is stored; of four bits the bytes, [numel / 2]. Raises CheckpointError."""
+        """Read the tensor to the CPU, as it is stored; with four bits the bytes, [numel / 2]. Raises
+        CheckpointError."""
         found = self.data.read() if isinstance(self.data, ExternalBytes) else bytearray(_bytes(self.data))
         if not found:
             return torch.empty(self.shape, dtype=self.dtype)
@@ -80,7 +82,7 @@ def read_tensor(proto: Any, file: Path) -> OnnxTensor:
     name, shape = utf8(proto.name, file), tuple(proto.dims)
     if proto.data_type not in _ELEMENTS:
         raise CheckpointError(
-            f"tensor {name!r:.80} is of ONNX type {proto.data_type}, which is not read",
+            f"tensor {name!r:.80} has ONNX type {proto.data_type}, which llmc does not read",
             at=file,
             fix="llmc reads floating-point numbers of 16 to 64 bits, integers, booleans, and codes of MatMulNBits",
         )
@@ -109,5 +111,5 @@ def _bytes(proto: Any) -> bytes:
 
 
 def damaged(problem: str, file: Path) -> CheckpointError:
-    """That a file is not what its writer left."""
+    """Return the error for a file that is damaged or was changed."""
     return CheckpointError(f"damaged ONNX file: {problem}", at=file, fix=DOWNLOAD_AGAIN)

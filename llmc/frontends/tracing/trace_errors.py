@@ -60,7 +60,7 @@ def explain(error: Exception) -> CaptureError:
         fix = "replace it by torch operations, or register a fake implementation with torch.library"
     else:
         problem = f"the model could not be traced: {type(error).__name__}: {message}"
-        fix = "forward must take token ids [1, tokens] alone, on the CPU, at any length, and use torch operations"
+        fix = "forward must take only token ids [1, tokens], on the CPU, at any length, and use torch operations"
     return CaptureError(problem, at=at, fix=fix)
 
 

@@ -1,4 +1,4 @@
-"""Position biases that transformers' models give to their attention for each query and key, by distance alone."""
+"""Position biases that transformers' models give to their attention for each query and key, only by distance."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +14,7 @@ def relative_logits(self: Any, relative_states: Tensor, query_positions: Tensor,
 
 
 def relative_position_bias(self: Any, hidden_states: Tensor, relative_distance: Tensor, position_ids: Tensor) -> Tensor:
-    """As above, for a module that also has the projection of the queries. hidden_states: [1, T, channels]."""
+    """Return the same for a module that also has the projection of the queries. hidden_states: [1, T, channels]."""
     states = self.linear(hidden_states).unflatten(-1, (self.num_heads, -1))
     return linear(self.norm(states, position_ids), self.proj.t()).transpose(1, 2)
 

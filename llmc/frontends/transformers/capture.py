@@ -16,7 +16,7 @@ from llmc.frontends.drafts.mtp import mtp_tensors
 from llmc.frontends.front_end import OpenedModel
 from llmc.frontends.heads.dense_source import dense_recipes, with_dense
 from llmc.frontends.heads.head_plan import HeadPlan, head_plan
-from llmc.frontends.heads.text_rows import TextRows, numbers_ids
+from llmc.frontends.heads.row_module import RowModule, numbers_ids
 from llmc.frontends.tracing.fake_copy import make_parameters_fake
 from llmc.frontends.tracing.program_graph import graph_from_program
 from llmc.frontends.tracing.trace import explained_at_once, trace
@@ -47,7 +47,7 @@ def capture_directory(
 ) -> Captured:
     """Capture a directory with config.json; reads headers, never weight data.
 
-    lacks_weights: config.json alone will do (config_source.py). A graph that was captured from the same before is read
+    lacks_weights: config.json is enough (config_source.py). A graph that was captured from the same before is read
     from the cache (capture_cache.py).
     """
     directory: Path = model.given
@@ -81,7 +81,7 @@ class ReadModel:
 
 
 def read_config(directory: Path, options: BuildOptions) -> ReadModel:
-    """Make a model of config.json alone. Raises CheckpointError, CaptureError."""
+    """Make a model from only its config.json. Raises CheckpointError, CaptureError."""
     file = directory / "config.json"
     loaded = load_config(directory, options.task)
     with valid_values(loaded.config.model_type, file):
@@ -155,7 +155,7 @@ def _tie_if_unsaid(config: Any, whole: Any | None, source: CheckpointSource) -> 
 class LogitsOnly(nn.Module):
     """A transformers causal LM as forward(input_ids, positions) -> logits of all tokens, without a cache.
 
-    Models that number tokens from the ids (RoBERTa's begin behind the padding's) take no positions.
+    Models that number tokens from the ids (RoBERTa's begin after the padding's) take no positions.
     """
 
     def __init__(self, model: Any) -> None:
@@ -172,13 +172,13 @@ class LogitsOnly(nn.Module):
 
 
 def traced(model: Any, recipes: dict[str, Recipe], info: ModelInfo, plan: HeadPlan | None = None) -> ModelGraph:
-    # A few models read this from the config alone.
+    # A few models read this only from the config.
     model.config.use_cache = False
     with scans_as_ops(model):
         if plan is None:
             program = trace(LogitsOnly(model), with_positions=True)
             return graph_from_program(program, recipes, info, prefix="model.")
-        program = trace(TextRows(model, plan), with_positions=True)
+        program = trace(RowModule(model, plan), with_positions=True)
     longest = info.max_positions
     if longest is not None and numbers_ids(model):
         longest -= 1 + (model.config.pad_token_id or 0)

@@ -100,7 +100,7 @@ class KeptCapture:
 
 
 def find_capture(entry: str) -> KeptCapture | None:
-    """Load an entry; None if there is none that is complete and up to date."""
+    """Load an entry; None if none is complete and up to date."""
     cache = open_cache(CacheKind.CAPTURES)
     try:
         known, _, text = (cache.read_text(entry) or "").partition("\n")

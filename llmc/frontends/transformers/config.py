@@ -63,8 +63,9 @@ def check_directory(directory: Path) -> None:
 
 @dataclass(frozen=True)
 class LoadedConfig:
-    """config: of the model that is built, of `model_class`. whole: of the checkpoint, where that is more than its text
-    half, which `config` then is. task: of its head, None for one that generates."""
+    """A model's config as transformers loads it. config: of the model that is built, of `model_class`. whole: of the
+    checkpoint, where that is more than its text half, which `config` then is. task: of its head, None for one that
+    generates."""
 
     config: Any
     model_class: Any
@@ -106,7 +107,7 @@ def load_config(directory: Path, asked: TaskChoice = "generate") -> LoadedConfig
     config = whole if text is None else text
     task = chosen_task(settings, directory, asked)
     if task is not None and text is not None:
-        raise CaptureError(f"{model_type!r} is multimodal", at=file, fix="only text models compute rows for texts")
+        raise CaptureError(f"{model_type!r} is multimodal", at=file, fix="choose a text model for this task")
     class_name = _causal_class(config) if task is None else class_name_of(task, config.model_type, file)
     if class_name is None:
         half = "" if text is None else f"is multimodal, and its text half, {config.model_type!r}, "
@@ -139,7 +140,7 @@ def check_sizes(config: Any, at: str | Path) -> None:
             size = getattr(each, name, None)
             if size is not None and (type(size) is not int or not 1 <= size <= most):
                 raise CheckpointError(
-                    f"{name} is {size!r:.40}, where a model has 1 to {most}",
+                    f"{name} is {size!r:.40}, expected 1 to {most}",
                     at=at,
                     fix="correct the value in config.json",
                 )

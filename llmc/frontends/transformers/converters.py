@@ -24,7 +24,8 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class Converted:
-    """recipe: of one of the model's tensors. shape: what it yields. sources: the checkpoint's tensors in it."""
+    """A tensor that transformers' converters compute. recipe: of one of the model's tensors. shape: what it yields.
+    sources: the checkpoint's tensors in it."""
 
     recipe: Recipe
     shape: tuple[int, ...]
@@ -32,7 +33,8 @@ class Converted:
 
 
 def converted_tensors(model: Any, stored: Mapping[str, tuple[int, ...]], at: Path) -> dict[str, Converted]:
-    """By their names in the model, the tensors that converters make of others. stored: shapes in the checkpoint.
+    """Return the tensors that converters compute from others, by their names in the model. stored: shapes in the
+    checkpoint.
 
     Raises CheckpointError for tensors that a converter does not take.
     """

@@ -54,7 +54,7 @@ def identity_experts(self: Any, x: Tensor, index: Tensor, weights: Tensor) -> Te
 
 
 def jetmoe(self: Any, layer_input: Tensor) -> Tensor:
-    """JetMoe's feed-forward layer. layer_input: [1, T, hidden]; returns the same."""
+    """Compute JetMoe's feed-forward layer. layer_input: [1, T, hidden]; returns the same."""
     x = layer_input.squeeze(0)
     routes = _jetmoe_routes(self.router, x)
     gate, up = _product(self.input_linear.weight, x, routes[0]).chunk(2, dim=-1)

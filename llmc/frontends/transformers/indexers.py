@@ -1,4 +1,4 @@
-"""Indexers of transformers' models that let each query see some keys alone, as llmc::choose_keys.
+"""Indexers of transformers' models that let each query see only some keys, as llmc::choose_keys.
 
 The model's own code scores all keys at once and takes min(count, keys), which fixes whether all keys are chosen.
 """

@@ -31,8 +31,8 @@ class StoredNames:
 
 @dataclass(frozen=True)
 class _Found:
-    """recipes: by the names of a model's tensors. read: the checkpoint's tensors in them. names: all stored names, by
-    the model's names. copies: as in StoredNames."""
+    """The names that match a checkpoint. recipes: by the names of a model's tensors. read: the checkpoint's tensors in
+    them. names: all stored names, by the model's names. copies: as in StoredNames."""
 
     recipes: dict[str, Recipe]
     read: frozenset[str]
@@ -58,7 +58,7 @@ def stored_recipes(
     names = {name: name for name in source.names()}
     found = _found(model, names if whole is None else text_names(names), source, renamed=whole is None)
     if whole is not None and found.recipes.keys() != tensors.keys():
-        # Its own names and converters are those of the whole: they are looked at where the text half's do not do.
+        # Its own names and converters are those of the whole: they are used if the text half's do not fit.
         outer = whole()
         found = found if outer is None else _text_half(_found(outer, names, source), outer, tensors)
     missing = [group[0] for group in _groups(tensors) if group[0] not in found.recipes]
@@ -104,7 +104,7 @@ def _found(model: Any, names: Mapping[str, str], source: StoredShapes, *, rename
     found = _match(groups, available, model.base_model_prefix)
     matched = {each for stored in found.values() for each in stored}
     if renamed and (len(found) < len(groups) or names.keys() - matched):
-        # Renames are looked at only where names do not fit as they are, or some are left: most checkpoints do.
+        # Renames are considered only if names do not fit as they are, or some are left: most checkpoints do.
         available = {**_renamed(model, source.names()), **names}
         found = _match(groups, available, model.base_model_prefix)
     recipes, sources = _converted(model, [group for group in groups if group[0] not in found], names, source)
@@ -142,7 +142,8 @@ _COMPUTED = (
 
 
 def _unread(model: Any, available: Mapping[str, str], known: Iterable[str], used: set[str]) -> list[str]:
-    """Stored tensors that are not read, except redundant ones: copies of tied tensors, and computed buffers."""
+    """Return the stored tensors that are not read, except redundant ones: copies of tied tensors, and computed
+    buffers."""
     prefix = f"{model.base_model_prefix}."
     tied = {alias for name in known for alias in (name, name.removeprefix(prefix), prefix + name)}
     ignored = (*_COMPUTED, *(getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()))
@@ -176,8 +177,8 @@ def _check_converted(
         source.check(stored[each], source.shape(stored[each]), floating=tensor.is_floating_point())
     if made.shape != tuple(tensor.shape):
         raise CheckpointError(
-            f"{name} comes out of {made.sources[0]} and others as {list(made.shape)}, where config.json makes it "
-            f"{list(tensor.shape)}",
+            f"{name} comes out of {made.sources[0]} and others as {list(made.shape)}, but config.json gives it "
+            f"the shape {list(tensor.shape)}",
             at=source.directory,
             fix="check that config.json belongs to these weights",
         )
@@ -201,7 +202,7 @@ def _match(groups: Sequence[list[str]], available: Mapping[str, str], base_prefi
 
 
 def _renamed(model: Any, stored: tuple[str, ...]) -> dict[str, str]:
-    """Stored names by their current names in transformers (LayerNorm.gamma, embed_out, … of older checkpoints)."""
+    """Map current names in transformers to stored names (LayerNorm.gamma, embed_out, … of older checkpoints)."""
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import WeightRenaming
 

@@ -30,7 +30,7 @@ def rwkv_linear_attention(
     kept, added = torch.exp(found + decay - most), torch.exp(k - most)
     numerator = _llmc.linear_recurrence.default(added * v, kept)
     denominator = _llmc.linear_recurrence.default(added, kept)
-    # A token counts more for itself than for those behind it.
+    # A token counts more for itself than for those after it.
     own = k + time_first.float()
     most = torch.maximum(found, own)
     kept, added = torch.exp(found - most), torch.exp(own - most)
@@ -104,7 +104,7 @@ def zamba_mixer(
 
 
 def causal_conv(self: nn.Conv1d, x: Tensor) -> Tensor:
-    """A depthwise causal convolution, without the padding behind the last token that models cut off. x: [1, channels,
+    """A depthwise causal convolution, without the padding after the last token that models cut off. x: [1, channels,
     T]; returns the same."""
     is_causal = self.padding == (self.kernel_size[0] - 1,) and self.stride == self.dilation == (1,)
     if not is_causal or self.groups != self.in_channels or self.groups != self.out_channels:

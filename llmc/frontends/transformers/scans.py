@@ -29,8 +29,8 @@ _llmc = torch.ops.llmc
 
 @contextmanager
 def scans_as_ops(model: nn.Module) -> Iterator[None]:
-    """Put llmc's functions into the modules that the model's classes come from, and its methods into the model's own,
-    and take them out again."""
+    """Replace the scan functions in the modules of the model's classes, and the scan methods of the model, by llmc's;
+    restore them at the end."""
     modules = {sys.modules[type(part).__module__] for part in model.modules()}
     places = [(module, name) for module in modules for name in _FUNCTIONS if hasattr(module, name)]
     before = [getattr(module, name) for module, name in places]

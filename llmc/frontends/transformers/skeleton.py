@@ -32,7 +32,7 @@ def skeleton(model_class: Any, config: Any, dtype: torch.dtype, *, task: Task | 
                 module._buffers[name] = torch.empty_like(buffer, device="cpu")
     model.initialize_weights()
     if task is Task.EMBED and hasattr(model, "pooler"):
-        model.pooler = None  # A product behind the first token, which embeddings do not go through.
+        model.pooler = None  # A product after the first token, which embeddings do not go through.
     return model.eval()
 
 

@@ -1,7 +1,7 @@
 """The text half of a multimodal checkpoint: its config, and its weights under the names of the text model.
 
 A config with a text_config (Gemma 3, Mistral 3, Llava) is built as the model that transformers' causal mapping makes of
-that: its decoder reads tokens alone. Everything else in the checkpoint (towers, projectors) is left out, and a line
+that: its decoder reads only tokens. Everything else in the checkpoint (towers, projectors) is left out, and a line
 says so.
 """
 
@@ -33,7 +33,7 @@ def text_config(config: Any, at: object) -> Any | None:
 
 
 def text_names(names: Iterable[str]) -> dict[str, str]:
-    """Stored names by the text model's names; names of other parts are left out."""
+    """Map the text model's names to stored names; names of other parts are left out."""
     found: dict[str, str] = {}
     for name in names:
         if _TEXT_HEAD.match(name):

@@ -123,19 +123,19 @@ def _shared(node: fx.Node) -> fx.Node | None:
     return source if len(shape) == 3 and is_one(shape[1]) else None
 
 
-def _check(graph: ModelGraph, node: fx.Node, found: _Latent, options: BuildOptions) -> None:
-    product, q = call_arguments(found.product), call_arguments(node)["q"]
+def _check(graph: ModelGraph, node: fx.Node, latent: _Latent, options: BuildOptions) -> None:
+    product, q = call_arguments(latent.product), call_arguments(node)["q"]
     heads, expanded = q.meta["val"].shape[1], call_arguments(node)["k"].meta["val"].shape[1]
     if heads != expanded:
         raise Refused(f"{heads} query heads read {expanded} heads of keys, not one each", node)
     if product["bias"] is not None:
-        raise Refused(f"keys and values have a bias, {product['bias'].name}", found.product)
-    kept = int(found.latent.meta["val"].shape[1]) + int(found.shared.meta["val"].shape[2])
-    whole = heads * (q.meta["val"].shape[2] + found.values.width)
+        raise Refused(f"keys and values have a bias, {product['bias'].name}", latent.product)
+    kept = int(latent.latent.meta["val"].shape[1]) + int(latent.shared.meta["val"].shape[2])
+    whole = heads * (q.meta["val"].shape[2] + latent.values.width)
     if kept >= whole:
         raise Refused(f"the latent and what is shared have {kept} channels, keys and values no more: {whole}", node)
     _recipe(graph, product["weight"])
-    _check_options(graph, found.product, options)
+    _check_options(graph, latent.product, options)
 
 
 def _check_options(graph: ModelGraph, product: fx.Node, options: BuildOptions) -> None:
@@ -194,7 +194,7 @@ def _channels(graph: ModelGraph, q: fx.Node, start: int, end: int) -> fx.Node:
 
 
 def _rows(numbers: Recipe, span: _PerHead, dtype: torch.dtype) -> Recipe:
-    """Each head's rows of a weight [heads, channels, latent]."""
+    """Return the recipe of each head's rows of a weight [heads, channels, latent]."""
     rows = Derived(aten.slice.Tensor, (numbers, 1, span.start, span.end))
     return Derived(aten._to_copy.default, (rows,), (("dtype", dtype),))
 

@@ -2,7 +2,7 @@
 
     attention(rope(q, …), rope(k, …), v, …)  ->  attention(rope(query_means(q, means), …), rope(k, …), v, …)
 means [heads, channels + rotary / 2] has the mean query of each head before its rotation, and how much the mean absolute
-value of each pair exceeds that of the mean pair. It is a constant. One run over the text measures it, behind the norms
+value of each pair exceeds that of the mean pair. It is a constant. One run over the text measures it, after the norms
 of queries and with the weights' codes. One rewrite for each attention that compress_kv_cache will change.
 place_compaction hands the means to llmc::score_expected.
 Must have: queries and keys that llmc::rope rotates alike, with frequencies that are known at build; one rank and stage.

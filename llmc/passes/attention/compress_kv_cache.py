@@ -22,7 +22,7 @@ from llmc.program import EVERYTHING, CachePolicy, parse_compression
 
 
 def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
-    """Change every attention that keeps everything. Raises OptionError where there is none."""
+    """Change every attention that keeps everything. Raises OptionError if there is none."""
     policy = asked_policy(options)
     if policy == EVERYTHING:
         return
@@ -65,9 +65,9 @@ def asked_policy(options: BuildOptions) -> CachePolicy:
 
 
 def refuse_compression(node: fx.Node, policy: CachePolicy) -> Refusal | None:
-    """Why the cache of an attention does not get the policy, or None."""
+    """Return why the cache of an attention does not get the policy, or None."""
     given = call_arguments(node)
     if given["keeps"] not in (None, str(policy)):
         return Refusal(f"its cache keeps {given['keeps']} already", node)
     name = next((name for name in ("window", "chunk", "chosen") if given[name] is not None), None)
-    return None if name is None else Refusal(f"its {name} says what a query sees", node)
+    return None if name is None else Refusal(f"its {name} limits what a query sees", node)

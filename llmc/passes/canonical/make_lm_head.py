@@ -65,7 +65,7 @@ def _run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
 
 
 def _without_factor(graph: ModelGraph, node: fx.Node) -> tuple[fx.Node, fx.Node | None]:
-    """(y, v) of cast(y) · v, where v is a weight with a number for each token and y a product with weights alone;
+    """(y, v) of cast(y) · v, where v is a weight with a number for each token and y a product with only weights;
     (node, None) of anything else."""
     if node.target is _MUL:
         for x, factor in (node.args[:2], node.args[1::-1]):

@@ -50,7 +50,7 @@ def _counted(positions: fx.Node | Call, tokens: Any, node: fx.Node) -> fx.Node |
         raise Refused(f"positions count from {start} in steps of {step}, expected from 0 in steps of 1", node)
     strange = _strange_use(node)
     if strange is not None:
-        raise Refused(f"{strange.name} ({strange.target}) uses arange(T) as something other than positions", node)
+        raise Refused(f"{strange.name} ({strange.target}) uses arange(T) for something else than positions", node)
     if value.dtype is torch.int64:
         return positions
     return Call(aten._to_copy.default, (positions,), {"dtype": value.dtype})
@@ -73,7 +73,7 @@ def _first_rows(positions: fx.Node | Call, tokens: Any, weights: frozenset[str],
     table = arguments["self"]
     if table.name not in weights or value.dim() != 2 or arguments["dim"] != 0 or arguments["step"] != 1:
         return None
-    # A square table with a second slice by T is a mask, which the attention passes look at as a whole.
+    # A square table with a second slice by T is a mask, which the attention passes match as a whole.
     slices = [user for user in node.users if user.target is aten.slice.Tensor]
     is_mask = any(any(isinstance(size, SymInt) for size in shape_of(each)[1:]) for each in slices)
     if arguments["start"] or not same_size(value.shape[0], tokens) or is_mask:
@@ -82,7 +82,7 @@ def _first_rows(positions: fx.Node | Call, tokens: Any, weights: frozenset[str],
 
 
 def _filled(positions: fx.Node, node: fx.Node) -> Call | None:
-    """One number for each token, as a row of token types is, or for each of its channels."""
+    """Replace a constant row, such as token types, by a value per token, or per channel of each token."""
     value, tokens = fake_of(node), fake_of(positions)
     channels = value.shape[tokens.dim() :]
     if not same_shape(value.shape[: tokens.dim()], tokens.shape) or any(isinstance(n, SymInt) for n in channels):
@@ -96,7 +96,7 @@ def _filled(positions: fx.Node, node: fx.Node) -> Call | None:
 
 
 def _unpadded(positions: fx.Node, node: fx.Node) -> Call | None:
-    """How many tokens there are up to each one, padding not counted."""
+    """Replace the number of tokens up to each one, without padding."""
     value, counted = fake_of(node), call_arguments(node)["self"]
     while counted.target is aten._to_copy.default:
         counted = counted.args[0]

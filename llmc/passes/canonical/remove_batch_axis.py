@@ -84,7 +84,7 @@ def _unbatch(graph: fx.Graph, node: fx.Node, log: RewriteLog) -> None:
 
 
 def _chosen(node: fx.Node) -> Call | None:
-    """One of the results of a topk."""
+    """Rewrite one result of a topk."""
     source, index = node.args
     if not isinstance(source, fx.Node) or source.target is not aten.topk.default:
         return None

@@ -48,7 +48,7 @@ def _copy(node: fx.Node) -> fx.Node | None:
 
 
 def _reshape_views(node: fx.Node) -> None:
-    """Let what views a tensor, and views of that, take one of any strides."""
+    """Replace views of a tensor, and views of those, by reshapes, which take any strides."""
     for user in node.users:
         if user.target in (aten.view.default, aten._unsafe_view.default):
             user.target = aten.reshape.default

@@ -52,7 +52,7 @@ def _pointwise(tokens: SymInt, node: fx.Node) -> Call | None:
 
 
 def _apart(node: Any) -> tuple[fx.Node | Call, int] | None:
-    """(x, n) of reshape(x [n, T, …], [n·T, …]), with an axis of size 1 behind them if only the result has one."""
+    """(x, n) of reshape(x [n, T, …], [n·T, …]), with an axis of size 1 after them if only the result has one."""
     if not isinstance(node, fx.Node) or node.target is not aten.reshape.default:
         return None
     source = node.all_input_nodes[0]

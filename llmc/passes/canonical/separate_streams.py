@@ -180,7 +180,7 @@ def _swapped(node: fx.Node) -> tuple[int, int]:
 
 
 def _permuted(node: fx.Node, order: list[int]) -> fx.Node | Call:
-    """By as few transpositions as it takes, together with those that the node is made by."""
+    """Permute the axes by as few transpositions as possible, counting those that already make the node."""
     while node.target is aten.transpose.int and isinstance(node.args[0], fx.Node):
         first, second = _swapped(node)
         order = [second if d == first else first if d == second else d for d in order]
@@ -250,7 +250,7 @@ def _mixed(parts: Sequence[fx.Node | Call], mixing: Any, dim: int, index: int) -
 
 
 def _spread(node: fx.Node) -> Call | None:
-    """One that is repeated on an axis before all others, to be computed with a stack."""
+    """Rewrite a value that is repeated on a new first axis, so that it is computed with a stack."""
     source = node.all_input_nodes[0]
     before, after = shape_of(source), shape_of(node)
     if len(before) != len(after) or any(user.target not in POINTWISE for user in node.users):

@@ -196,7 +196,7 @@ def _reshape(node: fx.Node) -> Call | fx.Node | None:
 
 
 def _of_later_axes(inner: fx.Node | None, source: fx.Node, node: fx.Node) -> Call | None:
-    """A reshape of the axes behind the first two, which are transposed or [1, tokens]."""
+    """A reshape of the axes after the first two, which are transposed or [1, tokens]."""
     before, after = shape_of(source), shape_of(node)
     if len(after) < 3:
         return None

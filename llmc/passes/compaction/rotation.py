@@ -9,7 +9,7 @@ from torch import fx
 from llmc.graph.call_arguments import call_arguments
 
 _llmc, _aten = torch.ops.llmc, torch.ops.aten
-# Behind these, a value depends on positions as any hidden state does, or on their number alone.
+# Behind these, a value depends on positions as any hidden state does, or only on their number.
 _ENDS = (
     *(_llmc.attention.default, _llmc.paged_attention.default),
     *(_llmc.embedding.default, _aten.embedding.default, _aten.full_like.default),
@@ -39,7 +39,8 @@ def rope_of(node: fx.Node) -> fx.Node:
 
 
 def rotation_of(rotated: fx.Node, name: str = "keys") -> Rotation | str:
-    """The rotation of queries or keys, by their name; or why they cannot be turned back, as Placement.problem says."""
+    """Return the rotation of queries or keys, by their name, or why they cannot be turned back, as in
+    Placement.problem."""
     keys = rope_of(rotated)
     is_spread = keys is not rotated
     if keys.target is not _llmc.rope.default:

@@ -15,7 +15,7 @@ _llmc, _aten = torch.ops.llmc, torch.ops.aten
 
 
 def queries_problem(layer: Layer) -> str | None:
-    """Why the layer's queries cannot be kept in halves of heads, or None."""
+    """Return why the layer's queries cannot be kept in halves of heads, or None."""
     channels = layer.given["q"].meta["val"].shape[2]
     return f"heads of {channels} channels, and queries are kept in halves" if channels % 2 else None
 

@@ -15,7 +15,7 @@ _llmc = torch.ops.llmc
 
 
 def rotation_problem(queries: fx.Node, keys: fx.Node) -> str | None:
-    """Why keys do not say how far later queries are, or None; it follows "layer N has".
+    """Return why keys do not say how far later queries are, or None; it follows "layer N has".
 
     Must have: queries and keys that llmc::rope rotates alike, with frequencies that are known at build.
     """

@@ -37,7 +37,7 @@ def two_products(
 def halves_by_slices(
     x: Any, weight: Any, bias: Any, activation: Any, start: Any, middle: Any, second: Any, end: Any
 ) -> Any:
-    """One product cut in two, as normalize_ops leaves it."""
+    """Match one product that is cut into halves by slices, as normalize_ops leaves it."""
     y = _linear(x, weight, bias)
     return _gated(aten.slice.Tensor(y, -1, start, middle), aten.slice.Tensor(y, -1, second, end), activation)
 
@@ -52,7 +52,7 @@ def halves_by_split(x: Any, weight: Any, bias: Any, activation: Any, sizes: Any,
 def replacement(
     x: Any, gate: Any, up: Any, gate_bias: Any, up_bias: Any, weight: Any, bias: Any, activation: str, match: Match
 ) -> Any:
-    """One product, whose weight is gate's rows and then up's."""
+    """Return one product, whose weight has gate's rows and then up's."""
     if gate is not None:
         weight = _stacked(match, gate, up)
         bias = None if gate_bias is None else _stacked(match, gate_bias, up_bias)

@@ -92,7 +92,7 @@ def precondition(match: Match) -> None:
     """Refuse to broadcast."""
     residual = match.bound["residual"]
     if not isinstance(residual, fx.Node):
-        raise Refused(f"what the product is added to is the number {residual}", match.root)
+        raise Refused(f"the product is added to the number {residual}", match.root)
     (product,) = (node for node in match.root.all_input_nodes if node is not residual)
     if render_type(product) != render_type(residual):
         reason = f"the product is {render_type(product)}, what it is added to {render_type(residual)}"

@@ -77,5 +77,5 @@ def _joined_name(names: Sequence[str]) -> str:
 
 
 def _same(words: Sequence[Sequence[str]]) -> int:
-    """How many words all of them start with."""
+    """Return the number of words with which all names start."""
     return next((i for i, at in enumerate(zip(*words, strict=False)) if len(set(at)) > 1), min(map(len, words)))

@@ -36,8 +36,8 @@ _BEGINNING = 1e-3
 
 @dataclass(frozen=True)
 class Plan:
-    """splits: of the classes that are cut, in the order of the graph. seconds: of a step without and with them, by the
-    estimates of the choice."""
+    """The classes of axes to cut. splits: of the classes that are cut, in the order of the graph. seconds: of a step
+    without and with them, by the estimates of the choice."""
 
     splits: tuple[tuple[AxesClass, Split], ...]
     whole_seconds: float
@@ -79,8 +79,8 @@ def _looks_up(node: fx.Node) -> bool:
     return record is not None and record.table is not None
 
 
-def _is_input(graph: ModelGraph, each: AxesClass) -> bool:
-    return any(node.op == "placeholder" and node.name not in graph.weights for node, _ in each.members)
+def _is_input(graph: ModelGraph, axes: AxesClass) -> bool:
+    return any(node.op == "placeholder" and node.name not in graph.weights for node, _ in axes.members)
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class _Collectives:
     beginning: float
 
     def reduce(self, nbytes: int) -> float:
-        """Seconds to sum values of `nbytes` bytes."""
+        """Return the seconds to sum values of `nbytes` bytes."""
         return self.beginning + 2 * self._moved(nbytes)
 
     def gather(self, nbytes: int) -> float:
@@ -157,7 +157,7 @@ def _seconds(graph: ModelGraph, role: Role, cut: set[AxesClass], alone: float, l
 
 
 def _minimize(tables: Sequence[_Table]) -> tuple[dict[AxesClass, bool], float]:
-    """Which classes to cut for the least sum, and that sum."""
+    """Return the classes to cut for the least sum, and that sum."""
     left = list(tables)
     undo: list[tuple[AxesClass, tuple[AxesClass, ...], dict[tuple[bool, ...], bool]]] = []
     waiting = dict.fromkeys(key for table in left for key in table.classes)

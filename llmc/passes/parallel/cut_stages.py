@@ -1,8 +1,8 @@
 """Split a model into pipeline stages, each on its own ranks.
 
     y = f(x)  ->  y = f(hand_over(x, 1))           where stage 1 begins
-A cut is a place in the order of the graph. Values computed before it and read behind it cross it: rows of hidden
-states. Values that depend on step inputs alone, such as the angles of rotations, are computed again in each stage
+A cut is a place in the order of the graph. Values computed before it and read after it cross it: rows of hidden
+states. Values that depend only on step inputs, such as the angles of rotations, are computed again in each stage
 instead. Candidates are the places where the fewest bytes cross, usually in the residual stream. Among them the cuts are
 chosen that minimize the time of the slowest stage, by the cost model. Each cut is one rewrite. Must have: the option
 pipeline_parallel_size; a layer that attends for each stage.
@@ -54,7 +54,7 @@ def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
     for number, place in enumerate(cuts, 1):
         names = ", ".join(node.name for node in place.crossing)
         log.step(
-            f"begin stage {number} behind {names}: {place.nbytes} bytes per token cross; {shares[number]:.0%} of the "
+            f"begin stage {number} after {names}: {place.nbytes} bytes per token cross; {shares[number]:.0%} of the "
             f"step's time follow up to the next, {shares[number - 1]:.0%} come before",
             *place.crossing,
         )
@@ -78,7 +78,7 @@ class _Place:
 
 
 def _places(graph: ModelGraph, order: Sequence[fx.Node]) -> list[_Place]:
-    """Where all that crosses has a row of numbers for each token."""
+    """Return the places at which all values that cross have a row of numbers per token."""
     index = {node: i for i, node in enumerate(order)}
     again = _computed_again(graph)
     last = {
@@ -158,7 +158,7 @@ def _shares(order: Sequence[fx.Node], ends: Sequence[int]) -> list[float]:
 def _cut(
     graph: ModelGraph, order: Sequence[fx.Node], place: _Place, number: int, latest: dict[fx.Node, fx.Node]
 ) -> None:
-    """latest: what stands for a value behind the cut before; from now on, behind this one."""
+    """latest: what stands for a value after the cut before; from now on, after this one."""
     behind = {*order[place.end :], graph.graph.output_node()}
     with graph.graph.inserting_before(order[place.end]):
         for node in place.crossing:
@@ -174,7 +174,7 @@ def _attends(node: fx.Node) -> bool:
 
 
 def _computed_again(graph: ModelGraph) -> set[fx.Node]:
-    """Values that depend on step inputs and vectors alone, which are cheaper to compute in each stage than to hand
+    """Values that depend only on step inputs and vectors, which are cheaper to compute in each stage than to hand
     over."""
     known = {*graph.inputs(), *(node for node in graph.weight_nodes() if node.meta["val"].dim() < 2)}
     again = set[fx.Node]()

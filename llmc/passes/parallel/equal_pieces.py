@@ -12,8 +12,8 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class Pieces:
-    """of: what is sliced, along which axis. count: of the pieces. in_turns: whether their elements lie in turns, not
-    piece after piece."""
+    """Equal slices of an axis. of: what is sliced, along which axis. count: of the pieces. in_turns: whether their
+    elements lie in turns, not piece after piece."""
 
     of: tuple[fx.Node, int]
     count: int

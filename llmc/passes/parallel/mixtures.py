@@ -18,7 +18,7 @@ Mixture = tuple[fx.Node, ...]
 
 
 def mixtures(graph: ModelGraph) -> Iterator[tuple[fx.Node, Mixture]]:
-    """Which experts tokens go to, and the products with these, in the order of the graph."""
+    """Yield the selections of experts with their products, in the order of the graph."""
     products = [node for node in graph.graph.nodes if is_of_experts(node)]
     for index, found in groupby(products, key=lambda node: call_arguments(node)["index"]):
         yield index, tuple(found)
@@ -39,11 +39,11 @@ def weights_of(graph: ModelGraph, product: fx.Node) -> list[fx.Node]:
 
 
 def not_divisible(graph: ModelGraph, mixture: Mixture) -> Refusal | None:
-    """Why ranks cannot each have some of a mixture's experts."""
+    """Return why ranks cannot each have some of a mixture's experts."""
     for product in mixture:
         weight = call_arguments(product)["weight"]
         if weight.name not in graph.weights and part_of(weight) is not Part.STORAGE:
-            return Refusal(f"its weight comes from {weight.name}, which no rank can have a part of", product)
+            return Refusal(f"its weight comes from {weight.name}, which cannot be divided among ranks", product)
         for part in weights_of(graph, product):
             if len(part.users) > 1:
                 return Refusal(f"{part.name} is also used elsewhere", product)
@@ -55,7 +55,7 @@ def not_divisible(graph: ModelGraph, mixture: Mixture) -> Refusal | None:
 
 
 def between(mixture: Mixture) -> list[fx.Node]:
-    """All that reads what the products yield, up to the sums."""
+    """Return all nodes that read results of the products, up to the sums."""
     found: dict[fx.Node, None] = {}
     left = list(mixture)
     while left:

@@ -61,7 +61,7 @@ def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
             log.refuse(refusal)
     if not plan.splits:
         raise PassError(
-            f"nothing of the model can be cut for {ranks} ranks",
+            f"no part of the model can be divided among {ranks} ranks",
             at=graph.info.name,
             fix="build with tensor_parallel_size=1",
         )
@@ -86,7 +86,7 @@ def _check_all_have_some(graph: ModelGraph, plan: Plan, ranks: int) -> None:
     most = most_ranks([each for each, _ in plan.splits], ranks)
     raise PassError(
         f"{ranks} tensor ranks are more than can be used: the {axes.size} elements of {name} that would be cut are in "
-        f"{ranks - without} parts that stay together, such as heads, and {without} of the ranks would have none",
+        f"{ranks - without} parts that stay together, such as heads, and {without} of the ranks would get none",
         at=f"tensor_parallel_size={ranks}",
         fix=f"the maximum is tensor_parallel_size={most}",
     )
@@ -193,7 +193,7 @@ class _Cut:
         node.replace_input_with(arguments["ids"], ids)
 
     def _take(self, node: fx.Node) -> None:
-        """Each rank continues with its part of the whole result; padding repeats the first channel."""
+        """Select each rank's part of the whole result; padding repeats the first channel."""
         axis = self._axis(node)
         split = self._split(node, axis)
         order = [

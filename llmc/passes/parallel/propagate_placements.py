@@ -81,7 +81,7 @@ class Placements:
         return self._of.get((node, axis))
 
     def scale(self, node: fx.Node, axis: int) -> Scale:
-        """How an axis of a class follows it."""
+        """Return how an axis of a class is scaled relative to the class."""
         return self._of[node, axis].members[node, axis]
 
     def _relate(self, node: fx.Node) -> None:
@@ -105,7 +105,7 @@ class Placements:
                 self._join((node, axis), (operand, origin))
 
     def _relate_slice(self, node: fx.Node) -> None:
-        """Equal pieces of an axis are one axis, so that they are cut together."""
+        """Treat equal pieces of an axis as one axis, so that they are cut together."""
         found = pieces(node)
         if found is not None:
             inner, runs = (found.count, 1) if found.in_turns else (1, found.count)
@@ -168,8 +168,8 @@ class Placements:
                 self._join(outer_new, outer_old, inner=math.prod(before[i] for i in olds[1:]))
 
     def _join(self, one: NodeAxis, other: NodeAxis, inner: int = 1, runs: int = 1) -> None:
-        """One axis is the other, or has `inner` elements for each of the other's; or it is `runs` runs of it. Does
-        nothing if an axis is in no class."""
+        """Record that one axis is the other, or has `inner` elements for each of the other's, or is `runs` runs of it.
+        Does nothing if an axis is in no class."""
         if one not in self._of or other not in self._of or not self._part_into_runs(one, other, runs):
             return
         first, second = self._of[one], self._of[other]
@@ -208,11 +208,11 @@ class Placements:
         if self._of[runs] is self._of[outer]:
             self._of[outer].shared.add(self.scale(*outer).per)
 
-    def _rescale(self, each: AxesClass, factor: int) -> None:
-        each.size *= factor
-        each.members = {place: replace(s, per=s.per * factor) for place, s in each.members.items()}
-        each.shared = {per * factor for per in each.shared}
-        each.whole = {per * factor for per in each.whole}
+    def _rescale(self, axes: AxesClass, factor: int) -> None:
+        axes.size *= factor
+        axes.members = {place: replace(s, per=s.per * factor) for place, s in axes.members.items()}
+        axes.shared = {per * factor for per in axes.shared}
+        axes.whole = {per * factor for per in axes.whole}
 
     def _absorb(self, first: AxesClass, second: AxesClass, factor: int) -> None:
         self._rescale(second, factor)

@@ -14,10 +14,11 @@ from llmc.passes.shapes import is_one
 
 @dataclass(frozen=True)
 class Role:
-    """shares: classes whose work the node divides over ranks. sums: classes that it sums over, so that each rank has a
-    part of the sum. gathers: operands that it needs whole, by the class that would split them. takes: classes of its
-    result that it computes whole before taking a part. squares: classes of `shares` whose sum of squares it needs.
-    barred: classes that it could neither gather nor take, because they are not channels of rows."""
+    """The role of classes of axes in a node. shares: classes whose work the node divides over ranks. sums: classes that
+    it sums over, so that each rank has a part of the sum. gathers: operands that it needs whole, by the class that
+    would split them. takes: classes of its result that it computes whole before taking a part. squares: classes of
+    `shares` whose sum of squares it needs. barred: classes that it could neither gather nor take, because they are not
+    channels of rows."""
 
     node: fx.Node
     shares: list[AxesClass] = field(default_factory=list)
@@ -28,7 +29,7 @@ class Role:
     barred: list[AxesClass] = field(default_factory=list)
 
     def classes(self) -> list[AxesClass]:
-        """All of them, once each."""
+        """Return all classes, each once."""
         found = (*self.shares, *self.sums, *(each for _, each in self.gathers), *self.takes)
         return list(dict.fromkeys(found))
 
@@ -88,16 +89,16 @@ def _summed(node: fx.Node, placements: Placements) -> set[AxesClass]:
     }
 
 
-def _is_whole(node: fx.Node, operand: fx.Node, each: AxesClass, placements: Placements) -> bool:
+def _is_whole(node: fx.Node, operand: fx.Node, axes: AxesClass, placements: Placements) -> bool:
     """Whether the op's rule needs the operand's whole axis of that class."""
     return any(
-        axis.whole and place[0] is operand and placements.find(*place) is each for axis, place in rule_axes(node)
+        axis.whole and place[0] is operand and placements.find(*place) is axes for axis, place in rule_axes(node)
     )
 
 
-def _is_channels(node: fx.Node, each: AxesClass, placements: Placements) -> bool:
-    is_last = node.meta["val"].dim() == 2 and placements.find(node, 1) is each
-    return is_last and not _in_runs(node, each, placements)
+def _is_channels(node: fx.Node, axes: AxesClass, placements: Placements) -> bool:
+    is_last = node.meta["val"].dim() == 2 and placements.find(node, 1) is axes
+    return is_last and not _in_runs(node, axes, placements)
 
 
 def _in_runs(node: fx.Node, each: AxesClass, placements: Placements) -> bool:
@@ -106,8 +107,8 @@ def _in_runs(node: fx.Node, each: AxesClass, placements: Placements) -> bool:
     return any(placements.scale(node, axis).runs > 1 for axis in axes if placements.find(node, axis) is each)
 
 
-def _has_squares(node: fx.Node, each: AxesClass, placements: Placements) -> bool:
-    return any(axis.squares and placements.find(*place) is each for axis, place in rule_axes(node))
+def _has_squares(node: fx.Node, axes: AxesClass, placements: Placements) -> bool:
+    return any(axis.squares and placements.find(*place) is axes for axis, place in rule_axes(node))
 
 
 def _classes(node: fx.Node, placements: Placements) -> list[AxesClass]:
@@ -117,14 +118,14 @@ def _classes(node: fx.Node, placements: Placements) -> list[AxesClass]:
     return list(dict.fromkeys(each for each in found if each is not None))
 
 
-def _add(found: list[AxesClass], each: AxesClass) -> None:
-    if each not in found:
-        found.append(each)
+def _add(classes: list[AxesClass], axes: AxesClass) -> None:
+    if axes not in classes:
+        classes.append(axes)
 
 
 def sum_of(node: fx.Node) -> fx.Node:
-    """Where the parts of a sum that a node makes are added up: behind what alone reads it, if that is as well done with
-    each part."""
+    """Return the node at which the parts of a sum are added: after its only readers, as long as these compute the same
+    from each part."""
     while len(node.users) == 1:
         (reader,) = node.users
         record = record_of(reader)

@@ -134,7 +134,7 @@ def _separate(graph: ModelGraph, linear: fx.Node, reader: fx.Node, piece: _Piece
 
 
 def _sliced(graph: ModelGraph, tensor: fx.Node, start: int, end: int) -> fx.Node:
-    """Rows of a weight, stored as it is."""
+    """Return rows of a weight, stored as it is."""
     if part_of(tensor) is not Part.STORAGE:
         return _slice(graph, tensor, start, end)
     rows = {name: _slice(graph, node, start, end) for name, node in stored_rows(tensor).items()}

@@ -12,8 +12,9 @@ from llmc.passes.parallel.propagate_placements import AxesClass, Scale
 
 @dataclass(frozen=True)
 class Split:
-    """spans: from where to where, by rank; a rank may share some with another, or have none. length: of the part on
-    every rank, whose rest is padding: zeros in weights, which add nothing to a sum."""
+    """The division of an axis among ranks. spans: from where to where, by rank; a rank may share some with another, or
+    have none. length: of the part on every rank, whose rest is padding: zeros in weights, which add nothing to a
+    sum."""
 
     spans: tuple[tuple[int, int], ...]
     length: int
@@ -35,8 +36,8 @@ class Split:
 
 
 def split_class(axes: AxesClass, ranks: int) -> Split | None:
-    """The split with the least on each rank, and of those with the fewest ranks that have none; None if there is none
-    that leaves each less than all.
+    """The split with the least on each rank, and of those with the fewest ranks that have none; None if none leaves
+    each less than all.
 
     An axis of `shared` units has one unit for all elements of a rank, or whole units only: so query heads stay with
     the KV head that they read, and codes with their scale.

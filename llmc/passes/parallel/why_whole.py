@@ -52,7 +52,7 @@ def _why(shape: Sequence[int], classes: Sequence[AxesClass | None], barred: dict
     return "exchanging parts between ranks would take longer than reading the whole weight"
 
 
-def _is_one_head(role: Role, each: AxesClass) -> bool:
+def _is_one_head(role: Role, axes: AxesClass) -> bool:
     """Whether the op that needs a class whole needs the channels of one head."""
-    values = [operand.meta["val"] for operand, wanted in role.gathers if wanted is each]
+    values = [operand.meta["val"] for operand, wanted in role.gathers if wanted is axes]
     return bool(values) and all(value.dim() == 3 and value.shape[_HEADS] == 1 for value in values)

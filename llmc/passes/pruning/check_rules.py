@@ -18,14 +18,14 @@ def units_that_go(inner: InnerAxes, pruning: Pruning) -> int:
 
 
 def less_than_one(inner: InnerAxes, ratio: float) -> str:
-    """Why such a share of a class is nothing."""
+    """Return why such a share of a class is nothing."""
     units = CALLED[inner.kind] if inner.count > 1 else CALLED[inner.kind].removesuffix("s")
     return f"{ratio:g} of the {inner.count} {units} of {inner.module} is less than one"
 
 
 def check_rules(graph: ModelGraph, pruning: Pruning, classes: Sequence[InnerAxes]) -> None:
-    """classes: all that may lose something, of both kinds, since a rule may be meant for one only. A rule may name a
-    layer that went. Raises OptionError."""
+    """classes: all that may lose something, of both kinds, because a rule may be for only one of them. A rule may name
+    a layer that went. Raises OptionError."""
     gone = [module for part in graph.pruned for module in part.modules]
     for rule in pruning.rules:
         if rule.scheme is None or any(map(rule.matches, gone)):

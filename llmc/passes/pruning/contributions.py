@@ -24,16 +24,16 @@ Choose = Callable[[InnerAxes, Tensor], Tensor]
 
 
 def choose_units(
-    stream: Stream, placements: Placements, found: Sequence[InnerAxes], choose: Choose
+    stream: Stream, placements: Placements, classes: Sequence[InnerAxes], choose: Choose
 ) -> list[tuple[Tensor, float]]:
     """The remaining units of each class, ascending, and the error without the others, from one run over the text."""
-    products = {product: index for index, inner in enumerate(found) for product in inner.products}
-    energies = [torch.zeros(inner.count) for inner in found]
-    left = [len(inner.products) for inner in found]
+    products = {product: index for index, inner in enumerate(classes) for product in inner.products}
+    energies = [torch.zeros(inner.count) for inner in classes]
+    left = [len(inner.products) for inner in classes]
     chosen: dict[int, tuple[Tensor, float]] = {}
     for node in stream.stops(list(products)):
         index = products[node]
-        inner, arguments = found[index], call_arguments(node)
+        inner, arguments = classes[index], call_arguments(node)
         x, weight = arguments["x"], stream.weight(arguments["weight"]).float()
         width = weight.shape[1] // inner.count
         energies[index] += _energies(stream.parts(x), weight, width)
@@ -42,7 +42,7 @@ def choose_units(
             kept = choose(inner, energies[index])
             scale = placements.scale(x, x.meta["val"].dim() - 1)
             chosen[index] = kept, _error(stream, x, weight, elements_of(kept, inner.unit, scale))
-    return [chosen[index] for index in range(len(found))]
+    return [chosen[index] for index in range(len(classes))]
 
 
 def _energies(parts: Iterator[Tensor], weight: Tensor, width: int) -> Tensor:

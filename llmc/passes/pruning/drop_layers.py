@@ -115,7 +115,8 @@ def _between(before: fx.Node, after: fx.Node) -> set[fx.Node]:
 
 
 def _influences(stream: Stream, layers: Sequence[_Layer]) -> dict[int, tuple[float, float]]:
-    """By layer: 1 - cos of the states around it; and the root mean square of their difference over that of the last."""
+    """Return for each layer 1 - cos of the states around it, and the root mean square of their difference relative to
+    that of the last."""
     states = dict.fromkeys(node for layer in layers for node in (layer.before, layer.after))
     behind = {node.next: node for node in states}
     rows: dict[fx.Node, Tensor] = {}

@@ -2,7 +2,7 @@
 
     down(silu(gate(x)) * up(x))          the rows of gate and up, the columns of down: channels
     o(attention(q(x), k(x), v(x)))       a KV head's rows of k and v, the rows of q and the columns of o that go with it
-A class will do if products alone make it and sum over it, and everything between works on each part by itself. The
+A class can be pruned if only products make it and sum over it, and everything between works on each part by itself. The
 channels of the residual stream, which lookups make, are none, and neither is the vocabulary.
 """
 
@@ -52,7 +52,7 @@ class InnerAxes:
 
 
 def inner_axes(graph: ModelGraph, placements: Placements, kind: Kind) -> Iterator[InnerAxes | Refusal]:
-    """Every class of a kind in the order of the graph, or why it has to stay as it is."""
+    """Yield every class of a kind in the order of the graph, or the reason why it stays."""
     touching: dict[AxesClass, list[Role]] = {}
     for role in roles(graph, placements):
         for each in role.classes():

@@ -4,9 +4,9 @@
 U [channels, r] are the first eigenvectors of Σ_tokens v vᵀ on calibration text, so that v' is the best form of rank r
 for it: the left factor of the singular value decomposition of W_v C^{1/2}, where C is the second moment of x. The KV
 cache holds r values in the place of a head's channels. One rewrite for each attention.
-Must have: values that one product makes and an attention alone reads; a product that alone reads that; dense weights.
-Numerics: lossy. The result is dense and smaller. Source: Chang et al. 2024, "Palu: KV-cache compression with low-rank
-projection".
+Must have: values that one product makes and only an attention reads; a product that is the attention's only reader;
+dense weights. Numerics: lossy. The result is dense and smaller. Source: Chang et al. 2024, "Palu: KV-cache compression
+with low-rank projection".
 """
 
 import math
@@ -130,7 +130,7 @@ def _parameters(path: ValuePath) -> int:
 
 
 def _refusal(path: ValuePath, pruning: Pruning) -> Refusal | None:
-    """Why an attention keeps its channels."""
+    """Return why an attention keeps its channels."""
     rule = pruning.rule_for(path.modules)
     if rule is not None and rule.scheme is None:
         reason = f"{path.modules[0]} keeps its value channels: {rule.pattern}=none"

@@ -18,7 +18,7 @@ from llmc.passes.rewrite_log import RewriteLog
 
 
 def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog, data: ModelData) -> None:
-    """Every MLP, in order; then what zeros and codes need of the shapes that are left."""
+    """Prune every MLP, in order; then apply what zeros and codes require of the remaining shapes."""
     prune_units("channels", graph, options, log, data)
     if graph.pruned:
         check_plans(graph, options)

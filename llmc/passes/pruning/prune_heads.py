@@ -17,7 +17,7 @@ from llmc.passes.rewrite_log import RewriteLog
 
 
 def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog, data: ModelData) -> None:
-    """Every attention, in order."""
+    """Prune every attention, in order."""
     prune_units("heads", graph, options, log, data)
 
 

@@ -27,7 +27,8 @@ from llmc.passes.rewrite_log import RewriteLog
 
 
 def prune_units(kind: Kind, graph: ModelGraph, options: BuildOptions, log: RewriteLog, data: ModelData) -> None:
-    """One rewrite per class that loses units: those that contribute least in the graph before this pass.
+    """Remove units, with one rewrite per class that loses some: those that contribute least in the graph before this
+    pass.
 
     Raises OptionError if a rule for all of them can be applied to none, and for a rule that takes nothing.
     """
@@ -81,7 +82,7 @@ def _kept(inner: InnerAxes, energies: Tensor, pruning: Pruning) -> Tensor:
 
 
 def _refusal(inner: InnerAxes, pruning: Pruning) -> Refusal | None:
-    """Why a class loses nothing, by the option's own words."""
+    """Return why a class loses nothing, by the option's own words."""
     rule, ratio = pruning.rule_for(inner.modules), pruning.ratio(inner.kind, inner.modules)
     if ratio == 0:
         why = "no rule names it" if rule is None else f"{rule.pattern}=none"

@@ -46,7 +46,7 @@ class ValuePath:
 
     @property
     def channels(self) -> int:
-        """Channels of a KV head's values."""
+        """The number of channels of a KV head's values."""
         return int(self.values.meta["val"].shape[2])
 
     @property

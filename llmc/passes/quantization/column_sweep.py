@@ -24,7 +24,7 @@ BLOCK = 128
 # Columns of a strip of XᵀX: only what lies right of its diagonal is computed. And tokens that are widened at a time.
 _STRIP, _TOKENS = 192, 4096
 
-# Gives the next columns, [count, rows], as they would be corrected now; of this block of columns alone.
+# Gives the next columns, [count, rows], as they would be corrected now; only of this block of columns.
 Ahead = Callable[[int], Tensor]
 # The new values of a column: (position in the order, corrected column [rows], columns from it on) → [rows].
 Choose = Callable[[int, Tensor, Ahead], Tensor]

@@ -30,7 +30,7 @@ _LEAST = 1e-30
 
 
 def fit_blocks(rows: Tensor, format: CodeFormat, run: int, importance: Tensor | None) -> dict[str, Tensor]:
-    """All parts of a weight except its codes.
+    """Return all parts of a weight except its codes.
 
     Args:
         rows: The weight [rows, columns], fp32.

@@ -57,8 +57,8 @@ def insert_recipes(
 def insert_tokens(
     graph: ModelGraph, product: fx.Node, x: fx.Node, scale: Tensor | None, format: str, group: int | None = None
 ) -> fx.Node:
-    """Round a product's input; the node that the product reads now. scale: [1] if it is static. group: channels that
-    share a scale; None for all."""
+    """Round a product's input, and return the node that the product then reads. scale: [1] if it is static. group:
+    channels that share a scale; None for all."""
     static = None
     if scale is not None:
         static = new_weight(graph, f"{x.name}_scale", Constant(scale), x.meta["val"].new_empty(1, dtype=torch.float32))

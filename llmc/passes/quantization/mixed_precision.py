@@ -2,7 +2,8 @@
 
 The value of each weight's bits is estimated (sensitivity.py), and bits are assigned (spend_bits.py). An estimate sums
 the effects of single weights rounded to nearest; GPTQ leaves a fifth of that in most weights, and half in the output
-projection. The estimates are therefore scaled to the measurements of two plans, with the projection at 8 bits and at 4.
+projection. The estimates are therefore scaled to the measurements of two plans: a third of the weights at 4 bits, with
+and without the projection.
 
 And they only propose. The candidates are what is given out for this budget and, where it is on no place of a fixed
 grid, for the place below it, and the schemes that are the same for all weights and fit. Each is carried out in full,
@@ -40,6 +41,9 @@ from llmc.passes.quantization.spend_bits import Rung, spend
 _GRID = 1 / 16
 # A uniform scheme that is expected to diverge by more than this times the least is not carried out.
 _HOPELESS = 2.0
+# The plans that estimates are scaled to give bits to every third unit. A layer of a dense model has four, so that all
+# kinds of weights are among them.
+_SCALED_TO_EVERY = 3
 _SMALLEST = 1e-12
 
 SchemeOf = Mapping[str, Scheme | None]
@@ -54,8 +58,8 @@ class Measure(Protocol):
 
 @dataclass(frozen=True)
 class Candidate:
-    """name: for messages, of a uniform scheme as the option spells it. schemes: of each unit. bits: a weight, in the
-    mean over the model. divergence: as expected."""
+    """A plan of schemes for all units. name: for messages, of a uniform scheme as the option spells it. schemes: of
+    each unit. bits: a weight, in the mean over the model. divergence: as expected."""
 
     name: str
     schemes: tuple[Scheme | None, ...]
@@ -109,13 +113,14 @@ def _scaled(
     if not heads or len(units) == 1:
         return rungs
     (head,) = heads
-    at_4 = tuple(of_unit[0].scheme for of_unit in rungs)
-    both = measure(by_module(units, at_4))
-    head_at_8 = tuple(SCHEMES["int8"] if i == head else scheme for i, scheme in enumerate(at_4))
-    others = measure(by_module(units, head_at_8))
+    some = range(0, len(units), _SCALED_TO_EVERY)
+    with_head = tuple(r[0].scheme if i in some or i == head else None for i, r in enumerate(rungs))
+    both = measure(by_module(units, with_head))
+    # GPTQ rounds the projection last, so that this plan's codes are known from the one before.
+    others = measure(by_module(units, tuple(None if i == head else scheme for i, scheme in enumerate(with_head))))
     expected = [of_unit[0].divergence for of_unit in rungs]
     of_head = (both - others) / max(expected[head], _SMALLEST)
-    of_others = others / max(sum(expected) - expected[head], _SMALLEST)
+    of_others = others / max(sum(expected[i] for i in some if i != head), _SMALLEST)
     scales = [max(of_head if i == head else of_others, _SMALLEST) for i in range(len(rungs))]
     return [
         [replace(rung, divergence=rung.divergence * scale) for rung in of_unit]
@@ -144,7 +149,8 @@ class _Choice:
         return sorted(different.values(), key=lambda each: each.bits)
 
     def reasons(self, candidate: Candidate, measured: Sequence[float]) -> dict[str, str]:
-        """By module. measured: of each unit alone, rounded to nearest at 4 bits."""
+        """Return the reason for each module's scheme. measured: divergences of each unit alone, rounded to nearest at 4
+        bits."""
         order = sorted(range(len(self.units)), key=lambda i: -measured[i])
         found: dict[str, str] = {}
         for rank, index in enumerate(order):
@@ -161,7 +167,7 @@ class _Choice:
         return round(candidate.bits, 2) <= self.budget.bits
 
     def _given_out(self) -> list[Candidate]:
-        """For the budget, and for the place on the grid below it if it is on none."""
+        """Return a plan for the budget, and one for the next lower place on the grid if the budget is not on it."""
         least = (self.fixed + sum(rungs[0].bits for rungs in self.rungs)) / self.elements
         below = math.floor(self.budget.bits / _GRID) * _GRID
         places = [bits for bits in dict.fromkeys((below, self.budget.bits)) if bits >= least]

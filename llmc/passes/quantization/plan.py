@@ -28,7 +28,7 @@ def asked(options: BuildOptions, data: ModelData) -> Quantization:
 
 
 def _fitted(planned: Planned) -> Planned:
-    """With the scheme that is meant for such a product, in groups that divide its columns. Raises OptionError."""
+    """Return the plan with the scheme for such a product, in groups that divide its columns. Raises OptionError."""
     scheme = planned.scheme
     if scheme is None:
         return planned

@@ -72,14 +72,15 @@ def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog, data: ModelDa
         rough_codes = RememberedCodes()
 
         def divergence(schemes: SchemeOf, *, is_rough: bool) -> float:
-            """How far a copy of the graph moves from the reference when its weights get these, by module."""
+            """Return the divergence of a copy of the graph from the reference when its weights get these schemes, by
+            module."""
             trial = graph.copy()
             chosen = with_schemes(plan(trial, quantization), schemes)
             known, text = (rough_codes, sequences[:_ROUGH]) if is_rough else (codes, sequences)
             is_run = bool(text) and _looks_at_inputs(chosen, known)
             stream = Stream(trial, data.source, text) if is_run else None
             Quantizer(trial, None, replace(data, progress=lambda *_: None), stream, {}, known).run(chosen)
-            found = reference.divergence(trial)
+            found = reference.divergence(trial, is_rough=is_rough)
             known.end_plan(found)
             return found
 
@@ -90,7 +91,7 @@ def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog, data: ModelDa
         for product in each.products if each.scheme is None else ():
             log.refuse(Refusal(_why_not(each, quantization, reasons), product, is_asked=True))
     if not _looks_at_inputs(planned, codes):
-        # Errors alone are measured on the text, if there is any.
+        # Only errors are measured on the text, if there is any.
         sequences = errors_measured_on(sequences)
     stream = Stream(graph, data.source, sequences) if sequences else None
     Quantizer(graph, log, data, stream, reasons, codes).run(planned)
@@ -109,7 +110,7 @@ def _why_not(planned: Planned, quantization: Quantization, reasons: dict[str, st
 
 class Quantizer:
     """One run over a graph. log: None for a trial, which keeps no record. stream: calibration tokens on their way
-    through it; None where no text was given. codes: what runs over copies of the graph found."""
+    through it; None if no text was given. codes: what runs over copies of the graph found."""
 
     def __init__(
         self,
@@ -183,7 +184,7 @@ class Quantizer:
         )
 
     def _rounded(self, weight: Tensor, scheme: Scheme, planned: Planned) -> Rounded:
-        """With what is to be said of experts that saw no token."""
+        """Round a weight, with a note about experts that saw no token."""
         product = planned.products[0] if planned.products else None
         if product is None or not _needs_input(scheme):
             return round_to_nearest(weight, scheme), None
@@ -192,7 +193,7 @@ class Quantizer:
             is_sparse = any(each.module == planned.module for each in self._graph.sparse)
             return round_experts(weight, scheme, self._stream, product, weight != 0 if is_sparse else None)
         if scheme.method == "gptq":
-            assert self._gptq is not None, "it is made where there is calibration text"
+            assert self._gptq is not None, "it is made if there is calibration text"
             return self._gptq.codes(planned, weight), None
         return round_to_nearest(weight, scheme, self._stream.mean_squares(call_arguments(product)["x"])), None
 
@@ -259,7 +260,7 @@ def errors_measured_on(sequences: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
 
 
 def _looks_at_inputs(planned: tuple[Planned, ...], codes: RememberedCodes) -> bool:
-    """Whether a method of a plan looks at the inputs of a weight whose codes are not known."""
+    """Whether a method of a plan uses the inputs of a weight whose codes are not known."""
     history: History = ()
     for each in sorted(planned, key=_place):
         if each.scheme is not None:
@@ -270,7 +271,8 @@ def _looks_at_inputs(planned: tuple[Planned, ...], codes: RememberedCodes) -> bo
 
 
 def _place(planned: Planned) -> fx.Node:
-    """Where a weight is rounded: a tied one at the embedding, unless the method uses the head's input."""
+    """Return the node at which a weight is rounded: a tied one at the embedding, unless the method uses the head's
+    input."""
     needs_input = planned.scheme is not None and _needs_input(planned.scheme)
     return planned.products[0] if needs_input and planned.products else planned.readers[0]
 

@@ -77,7 +77,7 @@ def _insert(graph: ModelGraph, readers: tuple[fx.Node, ...], stored: StoredWeigh
 def _round_again(
     graph: ModelGraph, readers: tuple[fx.Node, ...], again: RoundedAgain, log: RewriteLog, data: ModelData
 ) -> None:
-    """To the nearest codes of a format that kernels have."""
+    """Round a weight to the nearest codes of a format that kernels have."""
     weights = tuple(dict.fromkeys(call_arguments(reader)["weight"] for reader in readers))
     _, module = module_names(graph, readers)
     label = f"{again.type} as {again.scheme.name}"

@@ -22,10 +22,11 @@ class Reference:
     def __init__(self, graph: ModelGraph, source: WeightSource, sequences: Sequence[Tensor]) -> None:
         self._graph, self._source, self._sequences = graph, source, sequences
 
-    def divergence(self, graph: ModelGraph) -> float:
-        """The mean over tokens of KL(reference ‖ graph), in nats."""
-        plain, other = self._plain, _outputs(graph, self._source, self._sequences)
-        found = parallel_map(lambda i: divergences(log_probabilities(plain(i)), other(i)), range(len(self._sequences)))
+    def divergence(self, graph: ModelGraph, *, is_rough: bool = False) -> float:
+        """The mean over tokens of KL(reference ‖ graph), in nats. is_rough: of every second sequence."""
+        chosen = range(0, len(self._sequences), 2 if is_rough else 1)
+        plain, other = self._plain, _outputs(graph, self._source, [self._sequences[i] for i in chosen])
+        found = parallel_map(lambda i: divergences(log_probabilities(plain(chosen[i])), other(i)), range(len(chosen)))
         return sum(float(each.double().sum()) for each in found) / sum(map(len, found))
 
     @cached_property

@@ -1,7 +1,7 @@
 """Codes of plans that were carried out, for plans that begin alike.
 
 GPTQ's codes of a weight follow from the schemes of all weights before it. Two candidates of mixed precision that differ
-in the output projection alone have all other codes in common, and the plan that is chosen was carried out before.
+only in the output projection have all other codes in common, and the plan that is chosen was carried out before.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""Round experts' weights with methods that look at inputs: each expert by the tokens that it was sent.
+"""Round experts' weights with methods that use inputs: each expert by the tokens that it was sent.
 
 Statistics over all tokens say little about an expert's tokens, which the router selects. An expert without calibration
 tokens is rounded to nearest, which the weight's record notes.

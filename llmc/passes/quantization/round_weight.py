@@ -40,7 +40,7 @@ class RoundedWeight:
         return weight_values(self.codes, self.scales, self.zeros, self.format, *more)
 
     def rows(self, span: slice) -> "RoundedWeight":
-        """Some of them."""
+        """Return some of the rows."""
         return self._with({name: part[span] for name, part in self.parts().items()})
 
     def in_file(self) -> "RoundedWeight":
@@ -107,7 +107,7 @@ def joined(parts: Sequence[RoundedWeight]) -> RoundedWeight:
 
 
 def fitted_parts(weight: Tensor, scheme: Scheme, importance: Tensor) -> dict[str, Tensor]:
-    """All parts except the codes, as `round_to_nearest` finds them, by name."""
+    """Return all parts except the codes, as `round_to_nearest` finds them, by name."""
     spans = scale_spans(weight, scheme)
     return _joined(parallel_map(lambda span: _parts_of(weight[span].float(), scheme, importance), spans))
 
@@ -117,7 +117,7 @@ def _joined(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
 
 
 def _parts_of(weight: Tensor, scheme: Scheme, importance: Tensor | None) -> dict[str, Tensor]:
-    """All parts of a weight's rows except codes: searched for blocked formats, else scales and zeros."""
+    """Return all parts of a weight's rows except codes: searched for blocked formats, otherwise scales and zeros."""
     codes, columns = scheme.codes, weight.shape[1]
     if codes.is_blocked:
         run = scheme.run_of(columns)
@@ -165,7 +165,7 @@ def relative_error(squares: Iterable[tuple[float, float]]) -> float:
 
 
 def scale_spans(weight: Tensor, scheme: Scheme, least: int = 1) -> list[slice]:
-    """Rows that are looked at together, `least` or more of them: all where they share a scale, or have no numbers."""
+    """Rows that are processed together, `least` or more of them: all where they share a scale, or have no numbers."""
     if scheme.granularity == "tensor" or weight.is_meta:
         return [slice(0, len(weight))]
     return row_spans(weight, least, BLOCK if scheme.granularity == "block" else 1)

@@ -2,7 +2,7 @@
 
 Weights that read the same input make one unit, since they are merged later. The sensitivity of a unit is measured: the
 mean Kullback-Leibler divergence, over calibration tokens, between the model's next-token distribution and the one with
-this unit alone changed, for example rounded to 4 bits. All units are measured in one run of the graph that branches at
+only this unit changed, for example rounded to 4 bits. All units are measured in one run of the graph that branches at
 each of them, so that memory holds one layer of the weights. The divergence of other choices, such as smaller groups,
 more bits or fewer zeros, is estimated from the weights' errors, with each column weighted by the square of its input:
 the divergence grows with their square.
@@ -36,13 +36,13 @@ Choice = TypeVar("Choice")
 # the graph, so the time grows with the square of the depth: there is a limit of tokens over all units, but at least one
 # sequence for each.
 _SEQUENCES, _TOKENS = 4, 128
-_OF_ALL_UNITS = 1 << 15
+_OF_ALL_UNITS = 1 << 14
 # Divergence is measured at every second token: the output projection, which all branches run, took 40% of the time, and
 # what one token tells is close to what its neighbour does.
 _EVERY = 2
 _UNQUANTIZED_BITS = 16.0
 # Rows of a weight that errors are measured on.
-_ROWS = 128
+_ROWS = 64
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from llmc.passes.quantization.rows_of_others import rows_of, transposed_experts
 def stored_or_asked(
     source: CodeSource, graph: ModelGraph, readers: Sequence[fx.Node], options: BuildOptions, data: ModelData
 ) -> StoredWeight | RoundedAgain | str:
-    """How the codes of the readers' weight are stored, what its blocks are rounded to, or why it is left alone."""
+    """Return how the codes of the readers' weight are stored, how its blocks are rounded, or why it is left alone."""
     node = call_arguments(readers[0])["weight"]
     recipe = graph.weights[node.name]
     stored, whole = None, transposed_experts(recipe)
@@ -84,7 +84,8 @@ def _as_asked(
 
 
 def _with_tokens(stored: StoredWeight | RoundedAgain, options: BuildOptions) -> StoredWeight | RoundedAgain:
-    """With tokens in int8 by groups where there are such products; an engine in float32 rounds nothing."""
+    """Return the scheme with tokens in int8 by groups if there are such products; an engine in float32 does not round
+    tokens."""
     if options.dtype == "float32" or not isinstance(stored, StoredWeight):
         return stored
     if "int8" not in CODE_FORMATS[stored.format].activations:

@@ -30,7 +30,8 @@ class _Replaced:
 
 @dataclass(frozen=True)
 class _Run:
-    """nodes: in order. constants: by node, those of its inputs that are made of weights alone."""
+    """A run of nodes between two weights. nodes: in order. constants: by node, those of its inputs that are made of
+    weights alone."""
 
     nodes: Sequence[fx.Node]
     constants: Mapping[fx.Node, Mapping[fx.Node, Any]]
@@ -186,7 +187,7 @@ class Stream:
         return node.target(*args, **kwargs)
 
     def _is_constant(self, node: fx.Node) -> bool:
-        """Whether a value is made of weights alone."""
+        """Whether a value is made only of weights."""
         known = self._constant.get(node)
         if known is None:
             if node.op == "placeholder":

@@ -79,7 +79,7 @@ keep_states = GraphPass(
 
 
 def _cannot_hold(graph: ModelGraph) -> str | None:
-    """Why no state of the graph can be kept, if that is so."""
+    """Return why no state of the graph can be kept, if that is so."""
     if graph.speculative is not None or graph.medusa is not None or graph.draft is not None:
         return "a rejected draft cannot be removed from a state"
     return None

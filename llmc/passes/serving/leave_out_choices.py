@@ -17,7 +17,7 @@ from llmc.passes.rewrite_log import RewriteLog
 
 
 def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
-    """Every choice by itself; several layers may read one."""
+    """Remove choices of no fewer keys than a sequence can have. Several layers may read one choice."""
     longest = options.max_model_len or graph.info.max_positions
     for node in graph.graph.find_nodes(op="call_function", target=torch.ops.llmc.choose_keys.default):
         count = call_arguments(node)["count"]

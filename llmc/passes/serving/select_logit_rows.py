@@ -58,7 +58,7 @@ def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
 
 
 select_logit_rows = GraphPass(
-    "select_logit_rows", run, Numerics.REORDER, Stage.SERVING, unproved="its result has the rows asked for alone"
+    "select_logit_rows", run, Numerics.REORDER, Stage.SERVING, unproved="its result has only the requested rows"
 )
 
 
@@ -143,7 +143,7 @@ def _has_rows(graph: ModelGraph, node: fx.Node) -> bool:
 
 
 def _refusal(graph: ModelGraph, node: fx.Node) -> Refusal | None:
-    """Why an op may not keep rows apart."""
+    """Return why an op may not keep rows apart."""
     if node.target in _ALONG_AN_AXIS:
         dim = call_arguments(node)["dim"]
         if any(axis not in (1, -1) for axis in (dim if isinstance(dim, list | tuple) else (dim,))):
@@ -163,7 +163,8 @@ def _refusal(graph: ModelGraph, node: fx.Node) -> Refusal | None:
 
 
 def _unselectable(graph: ModelGraph, operand: fx.Node, reader: fx.Node) -> Refusal | None:
-    """Why an operand with rows can have its selection neither below it nor, by and by, above what makes it."""
+    """Return why rows of an operand can be selected neither after it nor, step by step, before the node that makes
+    it."""
     if operand.meta["val"].is_floating_point():
         return None
     op = operand.all_input_nodes[0] if operand.target is getitem else operand
@@ -176,7 +177,7 @@ def _unselectable(graph: ModelGraph, operand: fx.Node, reader: fx.Node) -> Refus
 
 
 def _is_end(node: fx.Node) -> bool:
-    """Whether the selection is meant to end there: at what mixes tokens or makes rows, and right behind attention."""
+    """Whether the selection ends there: at nodes that mix tokens or make rows, and right after attention."""
     record = record_of(node)
     return node.target in _VIEWS or (record is not None and not record.rows)
 

@@ -35,7 +35,7 @@ def choose_ratios(
     data: ModelData,
     measure: Callable[[SchemeOf], float],
 ) -> tuple[dict[str, SparseScheme], dict[str, str]]:
-    """By module a scheme for each of the planned weights, and why it has that. measure: the divergence of the model
+    """Return for each planned weight, by module, a scheme and the reason for it. measure: the divergence of the model
     with such schemes."""
     if not planned:
         return {}, {}
@@ -89,7 +89,7 @@ def _scheme(rung: Rung[SparseScheme]) -> SparseScheme:
 def _reasons(
     units: Sequence[Sequence[PlannedZeros]], rungs: Sequence[Sequence[Rung[SparseScheme]]], tried: int, why: str
 ) -> dict[str, str]:
-    """By module. Rungs are of each unit alone."""
+    """Return the reason for each module's scheme. rungs: of each unit alone."""
     order = sorted(range(len(units)), key=lambda i: -rungs[i][tried].divergence)
     return {
         each.module: f"KL {rungs[i][tried].divergence:.2e} at {_scheme(rungs[i][tried]).ratio:g}, "

@@ -17,8 +17,8 @@ def plan_zeros(graph: ModelGraph, sparsity: Sparsity) -> tuple[PlannedZeros, ...
 
     Without a rule for it, the output projection stays dense, since it decides on every token, and so do embeddings.
     Raises OptionError for a rule that names no module, for columns that a pattern does not divide, for a ratio that is
-    less than one element of every weight that it is for, and for a method that looks at inputs where there is nothing
-    but lookups.
+    less than one element of every weight that it is for, and for a method that uses inputs if the weight is only
+    looked up.
     """
     planned = tuple(
         replace(each, scheme=None) if each.module == HEAD and not each.is_ruled else each
@@ -68,7 +68,7 @@ def _check_input(planned: PlannedZeros) -> None:
     if scheme is None or not scheme.needs_calibration or planned.products:
         return
     raise OptionError(
-        f"tensor {planned.tensor} is looked up and never multiplied, so {scheme.method} has no input to look at",
+        f"tensor {planned.tensor} is looked up and never multiplied, so {scheme.method} has no inputs to use",
         at=f"sparsity={planned.module}={scheme.name}",
         fix=f"choose by magnitude: sparsity={planned.module}=magnitude:{scheme.ratio:g}, or =none",
     )

@@ -1,6 +1,6 @@
 """Find the zeros that a checkpoint has in its weights, so that they need not be stored.
 
-Looks at some rows of each product's weight, and counts in those that have zeros there, unless the rows hold nothing
+Samples some rows of each product's weight, and counts in those that have zeros there, unless the rows hold nothing
 else: so a checkpoint without weights is not read for that. Changes no number. Checkpoints
 that store masks have given the model's own weights by then, and are counted alike.
 store_sparse, the last but one of all passes, stores what is found without its zeros.

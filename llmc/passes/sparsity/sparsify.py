@@ -59,7 +59,8 @@ def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog, data: ModelDa
         reference = Reference(graph, data.source, apart)
 
         def divergence(schemes: SchemeOf) -> float:
-            """How far a copy of the graph moves from the reference when its weights get these, by module."""
+            """Return the divergence of a copy of the graph from the reference when its weights get these schemes, by
+            module."""
             trial = graph.copy()
             chosen = with_schemes([each for each in plan_zeros(trial, sparsity) if each.module not in done], schemes)
             quiet = replace(data, progress=lambda *_: None)
@@ -83,7 +84,7 @@ sparsify = WeightPass("sparsify", run, Numerics.LOSSY, budget=_BUDGET)
 
 
 class _Sparsifier:
-    """One run over a graph. log: None for a trial. stream: calibration tokens on their way through it; None where no
+    """One run over a graph. log: None for a trial. stream: calibration tokens on their way through it; None if no
     text was given. reasons: by module, of a share of zeros."""
 
     def __init__(
@@ -131,7 +132,7 @@ class _Sparsifier:
         self._graph.sparse = (*self._graph.sparse, sparse_record(planned, scheme, weight, value, rows))
 
     def _kept(self, weight: Tensor, scheme: SparseScheme, x: fx.Node | None) -> Tensor:
-        """By Wanda, within each row, or by magnitude: [out, in], bool."""
+        """Return which elements are kept, by Wanda within each row, or by magnitude: [out, in], bool."""
         if scheme.method == "magnitude":
             return kept_elements(weight.abs().float(), scheme, by_row=False)
         assert x is not None and self._stream is not None, "planned for products and with text only"
@@ -144,7 +145,8 @@ class _Sparsifier:
 
 
 def _place(planned: PlannedZeros, scheme: SparseScheme) -> fx.Node:
-    """Where a weight becomes sparse: a tied one at the embedding, unless the method uses the head's input."""
+    """Return the node at which a weight becomes sparse: a tied one at the embedding, unless the method uses the head's
+    input."""
     return planned.products[0] if scheme.needs_calibration else planned.readers[0]
 
 

@@ -1,4 +1,4 @@
-"""Store weights without their zeros: the elements that are left, behind masks.
+"""Store weights without their zeros: the remaining elements, with masks.
 
     linear(x, w)                             ->  linear(x, sparse_bitmask(values(w), masks(w)))
     linear(x, dequantize(codes, scales))     ->  linear(x, sparse_codes(values(codes), masks(codes), scales))
@@ -6,7 +6,7 @@
 One rewrite for each weight that sparsify or read_sparse noted, after all merges and fusions, so that those see dense
 weights; the recipes make values and masks while weights stream into the engine. How many elements are left is counted
 here, on every rank; all have room for the most.
-Must have: a weight that only products and lookups read; codes that are int8 without zero points; fewer bits behind
+Must have: a weight that only products and lookups read; codes that are int8 without zero points; fewer bits with
 masks than with zeros. Numerics: exact.
 """
 
@@ -32,13 +32,14 @@ from llmc.passes.rewrite_log import RewriteLog
 
 _llmc = torch.ops.llmc
 _DEQUANTIZE = _llmc.dequantize.default
-# Bits behind masks may be this share of those with zeros: less is not worth finding each element's place.
+# Bits with masks may be this share of those with zeros: less is not worth finding each element's place.
 _MOST_BITS = 0.95
 
 
 @dataclass(frozen=True)
 class _Candidate:
-    """weight: as products read it. data: the placeholder of its elements or codes. noted: what it is made of."""
+    """A weight that may be stored without its zeros. weight: as products read it. data: the placeholder of its elements
+    or codes. noted: what it is made of."""
 
     weight: fx.Node
     data: fx.Node
@@ -59,7 +60,7 @@ class _Candidate:
 
 
 def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog, data: ModelData) -> None:
-    """Every weight that was noted, in the order in which the step reads them."""
+    """Store every weight that was noted, in the order in which the step reads them."""
     if not graph.sparse:
         return
     found = _candidates(graph)
@@ -94,48 +95,48 @@ def _candidates(graph: ModelGraph) -> Sequence[_Candidate]:
     return tuple(found.values())
 
 
-def _refusal(graph: ModelGraph, each: _Candidate) -> Refusal | None:
+def _refusal(graph: ModelGraph, candidate: _Candidate) -> Refusal | None:
     """The reason not to store a weight sparsely, found before counting."""
-    codes = each.codes
+    codes = candidate.codes
     if codes is not None and (codes["format"] != "int8" or codes["zeros"] is not None):
         points = "" if codes["zeros"] is None else " with zero points"
-        return Refusal(f"its codes are {codes['format']}{points}: masks are for int8 without them", each.weight)
-    for reader in each.weight.users:
+        return Refusal(f"its codes are {codes['format']}{points}: masks are for int8 without them", candidate.weight)
+    for reader in candidate.weight.users:
         record = record_of(reader)
         if record is None or record.takes.get("weight") is not Part.STORAGE:
-            return Refusal(f"{reader.name}, a {reader.target}, reads it too", each.weight, users=(reader,))
+            return Refusal(f"{reader.name}, a {reader.target}, reads it too", candidate.weight, users=(reader,))
     return None
 
 
-def _store(graph: ModelGraph, each: _Candidate, log: RewriteLog, data: ModelData) -> Refusal | None:
-    recipe, value = graph.weights[each.data.name], each.data.meta["val"]
+def _store(graph: ModelGraph, candidate: _Candidate, log: RewriteLog, data: ModelData) -> Refusal | None:
+    recipe, value = graph.weights[candidate.data.name], candidate.data.meta["val"]
     counts = [int(is_stored(evaluate(recipe, data.source, rank)).sum()) for rank in range(graph.ranks)]
-    bits, overhead, zeros = 8 * value.dtype.itemsize, each.overhead(), 1.0 - max(counts) / value.numel()
+    bits, overhead, zeros = 8 * value.dtype.itemsize, candidate.overhead(), 1.0 - max(counts) / value.numel()
     stored, dense = sparse_bits(bits, zeros) + overhead, bits + overhead
     if stored > _MOST_BITS * dense:
         return Refusal(
-            f"{zeros:.1%} of it is zero: {stored:.2f} bits per weight with masks, {dense:.2f} without", each.weight
+            f"{zeros:.1%} of it is zero: {stored:.2f} bits per weight with masks, {dense:.2f} without", candidate.weight
         )
-    log.step(f"{each.data.name}, {zeros:.1%} zeros", *each.weight.users)
+    log.step(f"{candidate.data.name}, {zeros:.1%} zeros", *candidate.weight.users)
     rows, columns = value.shape
     masks, of_row = Derived(_llmc.sparse_masks.default, (recipe,)), -(-columns // MASK_BITS)
     values = Derived(_llmc.sparse_values.default, (recipe, max(counts)))
     parts = (
-        new_weight(graph, f"{each.data.name}_values", values, value.new_empty(max(counts))),
-        new_weight(graph, f"{each.data.name}_masks", masks, value.new_empty((rows, of_row), dtype=torch.int64)),
+        new_weight(graph, f"{candidate.data.name}_values", values, value.new_empty(max(counts))),
+        new_weight(graph, f"{candidate.data.name}_masks", masks, value.new_empty((rows, of_row), dtype=torch.int64)),
     )
-    codes = each.codes
-    with graph.graph.inserting_before(min(each.weight.users)):
+    codes = candidate.codes
+    with graph.graph.inserting_before(min(candidate.weight.users)):
         if codes is None:
             made = graph.graph.call_function(_llmc.sparse_bitmask.default, (*parts, columns, value.dtype))
         else:
             arguments = (*parts, codes["scales"], columns, codes["format"], codes["dtype"])
             made = graph.graph.create_node("call_function", _llmc.sparse_codes.default, arguments)
-    each.weight.replace_all_uses_with(made)
-    _note(graph, each, bits=stored, dense_bits=dense)
+    candidate.weight.replace_all_uses_with(made)
+    _note(graph, candidate, bits=stored, dense_bits=dense)
     return None
 
 
-def _note(graph: ModelGraph, each: _Candidate, **what: Any) -> None:
-    modules = {weight.module for weight in each.noted}
+def _note(graph: ModelGraph, candidate: _Candidate, **what: Any) -> None:
+    modules = {weight.module for weight in candidate.noted}
     graph.sparse = tuple(replace(weight, **what) if weight.module in modules else weight for weight in graph.sparse)

@@ -18,7 +18,7 @@ _NORMS = frozenset({torch.ops.llmc.rms_norm.default, torch.ops.llmc.layer_norm.d
 
 
 def attentions(graph: ModelGraph) -> list[fx.Node]:
-    """One a layer, in order."""
+    """Return the attention node of each layer, in order."""
     return list(graph.graph.find_nodes(op="call_function", target=_ATTENTION))
 
 
@@ -49,7 +49,7 @@ def hidden_states(graph: ModelGraph) -> list[fx.Node | Refusal]:
 
 
 def _after_all(graph: ModelGraph, states: list[fx.Node | Refusal]) -> fx.Node:
-    """Without the last norm, unless layers end in a norm themselves."""
+    """Return the state after all layers, without the last norm unless layers themselves end in a norm."""
     last = output_reads(graph)
     ends_in_norm = isinstance(states[-1], fx.Node) and len(states) > 1 and states[-1].target in _NORMS
     source = last.args[0] if last.target in _NORMS and not ends_in_norm else last

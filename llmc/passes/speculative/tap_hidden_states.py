@@ -66,7 +66,7 @@ def _state(graph: ModelGraph, layer: int, log: RewriteLog) -> fx.Node:
         raise PassError(
             f"there is no hidden state before layer {layer} of {len(states) - 1}",
             at=graph.info.name,
-            fix=f"count layers from 0; {len(states) - 1} stands for after the last one",
+            fix=f"count layers from 0; {len(states) - 1} is the state after the last one",
         )
     found = states[layer]
     if isinstance(found, Refusal):

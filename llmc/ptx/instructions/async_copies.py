@@ -33,7 +33,7 @@ def build_cp_async(operands: Operands, modifiers: Modifiers) -> Action:
 
 
 def _copy(operands: Operands, modifiers: Modifiers) -> Action:
-    """The bytes behind the source's size, where one is given, are zeros and not read."""
+    """If a source size is given, the bytes after it are zeros and not read."""
     modifiers.one_of("ca", "cg")
     modifiers.one_of(*SHARED)
     modifiers.one_of("global")

@@ -87,7 +87,8 @@ def _check(team: Team, buffer: Buffer, lanes: Indices, index: Indices, nbytes: i
 
 
 def _apply(words: Values, index: Indices, operation: str, values: Values, others: Values | None) -> Values:
-    """One thread after the other. A word that stays as it is is not stored: another process may be changing it."""
+    """Apply the operation of each thread sequentially. A word that keeps its value is not stored, because another
+    process may be changing it."""
     before = np.empty(len(index), words.dtype)
     for turn, place in enumerate(index):
         old = before[turn] = words[place]

@@ -17,21 +17,21 @@ def _logic(function: np.ufunc, of_bools: np.ufunc, count: int = 2) -> Chooser:
 
 
 def _shift_left(modifiers: Modifiers) -> Elementwise:
-    """By the number of bits and more, nothing is left."""
+    """Shift left. A shift by at least the number of bits leaves 0."""
     dtype = NUMPY_TYPES[modifiers.one_of("b16", "b32", "b64")]
     most = np.uint32(8 * dtype.itemsize)
     return Elementwise((dtype, U32), dtype, lambda a, n: np.left_shift(a, np.minimum(n, most).astype(dtype)))
 
 
 def _shift_right(modifiers: Modifiers) -> Elementwise:
-    """By the number of bits and more, the sign or nothing is left."""
+    """Shift right. A shift by at least the number of bits leaves the sign, or 0."""
     dtype = NUMPY_TYPES[modifiers.one_of("b16", "b32", "b64", "u16", "u32", "u64", "s16", "s32", "s64")]
     most = np.uint32(8 * dtype.itemsize)
     return Elementwise((dtype, U32), dtype, lambda a, n: np.right_shift(a, np.minimum(n, most).astype(dtype)))
 
 
 def _funnel(modifiers: Modifiers) -> Elementwise:
-    """shf: 32 bits of two words, one behind the other."""
+    """shf: 32 bits of two consecutive words."""
     direction, clamps = modifiers.one_of("l", "r"), modifiers.one_of("clamp", "wrap") == "clamp"
     modifiers.one_of("b32")
 
@@ -47,7 +47,7 @@ def _funnel(modifiers: Modifiers) -> Elementwise:
 
 
 def _extract(modifiers: Modifiers) -> Elementwise:
-    """bfe: `length` bits from `start` on; bits behind the field and behind the word are the field's sign if the type
+    """bfe: `length` bits from `start` on; bits after the field and after the word are the field's sign if the type
     has one, else zeros."""
     dtype = NUMPY_TYPES[modifiers.one_of("u32", "s32", "u64", "s64")]
     bits = 8 * dtype.itemsize
@@ -93,7 +93,7 @@ def _count_ones(modifiers: Modifiers) -> Elementwise:
 
 
 def _ones(a: Values) -> Values:
-    """How many bits are set, of 32 or 64."""
+    """Return the number of set bits, of 32 or 64."""
     octets = np.ascontiguousarray(a).view(U8).reshape(*a.shape, a.dtype.itemsize)
     count: Values = _ONES_OF_OCTETS[octets].sum(axis=-1, dtype=U32)
     return count

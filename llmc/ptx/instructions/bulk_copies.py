@@ -108,7 +108,7 @@ def _store(operands: Operands, modifiers: Modifiers, rank: int) -> Action:
 def _boxes(
     team: Team, mask: Mask, map_address: Reader, coordinates: list[Reader], operands: Operands
 ) -> Iterator[tuple[int, int, TensorMap, tuple[int, ...]]]:
-    """For each thread that copies: its number among them, its lane, its map and where its box begins."""
+    """Yield for each thread that copies: its number among them, its lane, its map and the start of its box."""
     maps = team.chosen(map_address(team), mask)
     starts = [team.chosen(read(team), mask) for read in coordinates]
     for number, lane in enumerate(team.lanes(mask)):
@@ -144,7 +144,7 @@ def _tell(team: Team, detail: str, lane: int, operands: Operands) -> None:
 
 
 def _chunks(team: Team, place: int, lane: int, tensor: TensorMap, operands: Operands) -> Indices | None:
-    """Where in shared memory the box's runs of 16 bytes lie, row by row; None if it does not fit there."""
+    """Return the places in shared memory of the box's runs of 16 bytes, row by row; None if it does not fit there."""
     if place % 128 and tensor.swizzle_bytes:
         _tell(team, f"the box of a swizzled copy is at {place}, which is not a multiple of 128", lane, operands)
         return None

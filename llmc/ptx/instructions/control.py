@@ -74,7 +74,7 @@ def collective(action: Action, place: int) -> End:
 def build_branch(
     operands: Operands, modifiers: Modifiers, place: int, labels: Mapping[str, int], guard: Guard | None
 ) -> End:
-    """bra."""
+    """Build the branch instruction `bra`."""
     modifiers.flag("uni")
     modifiers.finish()
     operands.count(1)

@@ -48,11 +48,11 @@ def _fence_async(team: Team, mask: Mask) -> None:
 
 
 def nothing(team: Team, mask: Mask) -> None:
-    """An instruction that only affects a device's speed, or an order that is kept anyway."""
+    """Execute an instruction that only affects a device's speed, or an order that is kept anyway: do nothing."""
 
 
 def build_hint(operands: Operands, modifiers: Modifiers) -> Action:
-    """prefetch, nanosleep, setmaxnreg and the like, whose modifiers say how, not what."""
+    """prefetch, nanosleep, setmaxnreg and similar ones, whose modifiers do not change the result."""
     return nothing
 
 
@@ -64,7 +64,7 @@ def build_policy(operands: Operands, modifiers: Modifiers) -> Action:
 
 
 def build_grid_dependency(operands: Operands, modifiers: Modifiers) -> Action:
-    """griddepcontrol: wait for the launches before this one, or let those behind it begin."""
+    """griddepcontrol: wait for the launches before this one, or let those after it begin."""
     verb = modifiers.one_of("wait", "launch_dependents")
     modifiers.finish()
     operands.count(0)

@@ -34,7 +34,7 @@ def _flushing(function: Callable[..., Values]) -> Callable[..., Values]:
 
 
 def _saturating(function: Callable[..., Values]) -> Callable[..., Values]:
-    """Between 0 and 1; a NaN becomes 0."""
+    """Limit a function's result to 0 … 1; a NaN becomes 0."""
     return lambda *values: np.fmin(np.fmax(function(*values), np.float32(0)), np.float32(1))
 
 
@@ -74,7 +74,7 @@ def _divided(modifiers: Modifiers, kind: str) -> Elementwise:
 
 
 def _quotient_of_normal(a: Values, b: Values) -> Values:
-    """As div.approx: for a divisor above 2¹²⁶ the quotient is 0, and of an infinite dividend a NaN."""
+    """Divide as div.approx: for a divisor above 2¹²⁶ the quotient is 0, and of an infinite dividend a NaN."""
     size = np.abs(b)
     is_huge = (size > np.float32(2.0**126)) & np.isfinite(b)
     quotient = a / b

@@ -18,7 +18,7 @@ _SIGN = np.uint16(0x8000)
 
 
 def widened(bits: Values, kind: str) -> Values:
-    """Numbers of 16 bits, as bits, in single precision."""
+    """Convert numbers of 16 bits to single precision. bits: their bits."""
     return f32_of_bf16(bits) if kind.startswith("bf16") else bits.view(F16).astype(F32)
 
 
@@ -78,7 +78,7 @@ def _sign_bits(function: Callable[[Values], Values]) -> Callable[[Modifiers, str
 
 
 def _largest(of: Callable[..., Values], spread: Callable[..., Values], is_max: bool) -> Callable[..., Elementwise]:
-    """As of single precision: -0 is the smaller zero."""
+    """Return the maximum or minimum as in single precision: -0 is smaller than 0."""
     merge = np.bitwise_and if is_max else np.bitwise_or
 
     def choose(modifiers: Modifiers, kind: str) -> Elementwise:

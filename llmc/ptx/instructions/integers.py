@@ -32,7 +32,7 @@ def simple(function: Callable[..., Values], count: int) -> Callable[[Modifiers, 
 
 
 def _by_halves(function: Callable[..., Values], part: DType, *values: Values) -> Values:
-    """On the two halves of words; axes of length 1 stay."""
+    """Apply a function to both halves of words; axes of length 1 stay."""
     halves = [np.ascontiguousarray(value).view(part).reshape(*value.shape, 2) for value in values]
     found = np.ascontiguousarray(function(*halves))
     words: Values = found.view(U32)[..., 0]

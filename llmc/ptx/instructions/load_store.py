@@ -71,7 +71,7 @@ def _parted(words: Values, dtype: np.dtype[Any], count: int) -> list[Values]:
 
 
 def joined(parts: list[Values], count: int) -> Values:
-    """Several values of each thread as one word, the first in its lowest bytes."""
+    """Join several values of each thread to one word, the first in its lowest bytes."""
     if count == 1:
         return parts[0]
     word = np.empty((len(parts[0]), count), parts[0].dtype)

@@ -18,7 +18,7 @@ _SHAPE = re.compile(r"m16n8k(\d+)")
 
 
 def _matrix_modifiers(operands: Operands, modifiers: Modifiers, vector: int) -> tuple[int, bool]:
-    """How many matrices of 8 × 8, and whether they are transposed."""
+    """Return the number of 8 × 8 matrices, and whether they are transposed."""
     for each in ("sync", "aligned", "m8n8"):
         modifiers.one_of(each)
     count = int(modifiers.one_of("x1", "x2", "x4")[1:])
@@ -102,7 +102,7 @@ def build_mma(operands: Operands, modifiers: Modifiers) -> Action:
     if a_kind not in ELEMENT_TYPES or b_kind not in ELEMENT_TYPES or (b_kind in WHOLE_TYPES) != is_whole:
         raise modifiers.refused(f"the machine does not know products of .{a_kind} and .{b_kind}")
     if (c_kind, d_kind) != (accumulator, accumulator):
-        raise modifiers.refused(f"the machine knows sums in .{accumulator} alone")
+        raise modifiers.refused(f"the machine supports only sums in .{accumulator}")
     a_type, b_type = ELEMENT_TYPES[a_kind], ELEMENT_TYPES[b_kind]
     columns = int(shape[1])
     words = columns // (4 * a_type.per_word)
@@ -110,7 +110,7 @@ def build_mma(operands: Operands, modifiers: Modifiers) -> Action:
     a, b, c = ([operands.reader_of(item, U32 if i < 2 else dtype) for item in operands.items(1 + i)] for i in range(3))
     writers = [operands.writer_of(item, dtype) for item in operands.items(0)]
     if (len(a), len(b), len(c), len(writers)) != (2 * words, words, 4, 4) or words not in (1, 2):
-        raise modifiers.refused("it has another number of registers than the manual says")
+        raise modifiers.refused("its number of registers differs from the manual's")
 
     def run(team: Team, mask: Mask) -> None:
         first = matrix_a(a_type.of_words(_registers(team, a, mask)), a_type.per_word)

@@ -73,7 +73,7 @@ def _finish(modifiers: Modifiers) -> None:
 def _acting(
     operands: Operands, place: int, number: Reader, act: Callable[[Team, int, Indices, Values], None]
 ) -> Action:
-    """For each mbarrier that is named: the threads that name it, each with its number."""
+    """Act on each mbarrier that is named, for the threads that name it, each with its number."""
     address = operands.address(place)
 
     def run(team: Team, mask: Mask) -> None:

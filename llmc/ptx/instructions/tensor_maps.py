@@ -34,7 +34,7 @@ def build_tensormap(operands: Operands, modifiers: Modifiers) -> Action:
     given = operands.given[place]
     value = operands.reader(place, dtype)
     if field in _PLAIN_ONLY and (not isinstance(given, Immediate) or given.value):
-        raise modifiers.refused(f"the machine knows {field} 0 alone")
+        raise modifiers.refused(f"the machine supports only {field} 0")
     if isinstance(given, Immediate):
         number = constant(given.value, dtype)
         value = lambda team: number  # noqa: E731

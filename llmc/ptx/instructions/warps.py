@@ -161,7 +161,7 @@ def build_warp_barrier(operands: Operands, modifiers: Modifiers) -> Action:
 
 
 def everyone_checked(action: Action, operands: Operands, place: int) -> Action:
-    """The action, and a look whether the instruction's mask names all lanes."""
+    """Return the action with a check that the instruction's mask names all lanes."""
     named = operands.reader(place, U32)
     if isinstance(operands.given[place], Immediate):
         if operands.number(place) & _ALL != _ALL:

@@ -94,7 +94,7 @@ def _mma_async(operands: Operands, modifiers: Modifiers) -> Action:
     dtype = S32 if is_whole else F32
     sums = [operands.register_of(item) for item in operands.items(0)]
     if len(sums) != columns // 2 or depth * a_type.bits.itemsize != 32:
-        raise modifiers.refused("it has another number of registers, or another depth, than the manual says")
+        raise modifiers.refused("its number of registers or its depth differs from the manual's")
     negates_a, negates_b, transposes_a, transposes_b = _switches(operands, is_whole)
     in_registers = isinstance(operands.given[1], Vector)
     a_registers = [operands.register_of(item) for item in operands.items(1)] if in_registers else []
@@ -132,7 +132,7 @@ def _mma_async(operands: Operands, modifiers: Modifiers) -> Action:
 
 
 def _switches(operands: Operands, is_whole: bool) -> tuple[bool, bool, bool, bool]:
-    """Which of A and B are negated, and which transposed: numbers in the text behind the predicate, where there are
+    """Return which of A and B are negated, and which are transposed, from the numbers after the predicate, if there are
     any."""
     has_two = isinstance(operands.given[1], Register)
     operands.count(*((4,) if is_whole else (6, 8 if has_two else 7)))

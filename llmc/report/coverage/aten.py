@@ -87,7 +87,7 @@ def _weighted_outside(graph: ModelGraph, norm: object) -> list[fx.Node]:
 
 
 def whole_norms(norm: object) -> Callable[[ModelGraph], int]:
-    """How many norms a graph has with all of their weight in them."""
+    """Return a function that counts the norms of a graph that have all of their weight."""
     return lambda graph: len(calls_to(graph, norm)) - len(_weighted_outside(graph, norm))
 
 
@@ -125,7 +125,7 @@ def expert_products(graph: ModelGraph) -> list[fx.Node]:
 
 
 def _products_with_weights(graph: ModelGraph) -> list[tuple[fx.Node, fx.Node]]:
-    """Each with the weight."""
+    """Return each product with its weight."""
     weights = set(graph.weight_nodes())
     products = [n for n in calls(graph) if n.target in _PRODUCTS]
     found = ((n, next((s for a in n.all_input_nodes if (s := source(a)) in weights), None)) for n in products)

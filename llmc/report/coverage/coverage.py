@@ -39,7 +39,7 @@ class Coverage:
 
     @property
     def total(self) -> int:
-        """All candidates."""
+        """The number of all candidates."""
         return self.done + len(self.left)
 
     def __str__(self) -> str:
@@ -55,7 +55,7 @@ class Coverage:
         return tuple(left for left in self.left if not left.is_asked)
 
     def reasons(self, left: Leftover) -> tuple[str, ...]:
-        """Why something was left: its refusals, or that nothing looked at it."""
+        """Return why something was left: its refusals, or that no pass examined it."""
         if left.refusals:
             return tuple(r.reason for r in left.refusals)
         if self.not_run:

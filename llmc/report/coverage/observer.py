@@ -29,7 +29,7 @@ class CoverageObserver:
         self._added: list[Coverage] = []
 
     def __call__(self, record: PassRecord, graph: ModelGraph) -> None:
-        """Look again at what the graph holds, if the pass changed it or could say why something was left."""
+        """Count the graph's candidates again, if the pass changed it or may have refused some."""
         self._refusals[record.name] = record.refusals
         for rule in RULES:
             concerns = record.name in rule.passes or record.stage is not self._stage or record.rewrites

@@ -21,15 +21,15 @@ _NEIGHBOURHOOD = 8
 
 
 def named(*overloads: OpOverload) -> Ops:
-    """These ops and no others."""
+    """Return these ops and no others."""
     return lambda record: record.overload in overloads
 
 
 @dataclass(frozen=True)
 class CoverageRule:
-    """stages: of the graphs that it is read off; the last one counts. what, verb: as in "6 of 6 attentions paged".
-    done: the ops that show one each, or where not each call of them is one, in `count` how many a graph has. left: what
-    shows one each that is not done: ops, or nodes of a graph.
+    """A rule that counts what a pass was to reach. stages: of the graphs that it is read off; the last one counts.
+    what, verb: as in "6 of 6 attentions paged". done: the ops that show one each, or where not each call of them is
+    one, in `count` how many a graph has. left: what shows one each that is not done: ops, or nodes of a graph.
 
     passes: the passes whose refusals explain leftovers. reach: maximum distance in uses between a refusal's node and
     the leftover that it explains. is_wanted: whether the rule applies to a graph.

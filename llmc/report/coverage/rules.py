@@ -204,7 +204,7 @@ WITHOUT_RULE: Mapping[OpOverload, str] = MappingProxyType(
         ops.head_linear.default: "absorb_mla makes it where it can, and refuses each attention where it cannot",
         ops.rope_angles.default: "rotations by its angles count",
         ops.rotate_heads.default: "quantize_kv_cache makes it if the cache format asks for it, or fails",
-        ops.kv_write.default: "the paged attention behind it is counted instead",
+        ops.kv_write.default: "the paged attention after it is counted instead",
         ops.select_channels.default: "it brings x into the order of a weight's columns, which a file or a plan says",
         **dict.fromkeys(
             ops_with(COMPACTION),

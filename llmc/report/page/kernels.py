@@ -16,7 +16,7 @@ from llmc.report.profile import kernel_class
 
 # As codegen/cpp/step.py prints them: a mark after every launch, and loops as separate functions.
 _MARK = re.compile(r"^  mark\(times, (\d+)\);$", re.MULTILINE)
-# A function of the kernel library, or what a macro makes ones of, by its name behind llmc_.
+# A function of the kernel library, or what a macro makes ones of, by its name after llmc_.
 _DEFINED = re.compile(r"(?:LLMC_KERNELS?\(\w+, |\bllmc_)(\w+)")
 _LOOP = re.compile(r"(?:^//[^\n]*\n)*^static void (loop_\w+)\(.*?^\}\n", re.MULTILINE | re.DOTALL)
 
@@ -60,7 +60,8 @@ def kernels_data(contents: EngineContents, budgets: KernelBudgets | None = None)
 
 
 def _snippets(code: dict[str, str]) -> tuple[dict[int, str], dict[str, str]]:
-    """From a CPU engine's source: each launch's lines by its index, each loop's function by its name."""
+    """Return from a CPU engine's source the lines of each launch by its index, and the function of each loop by its
+    name."""
     calls: dict[int, str] = {}
     loops: dict[str, str] = {}
     for text in (text for name, text in code.items() if name.endswith("engine.cpp")):
@@ -81,7 +82,7 @@ def _arguments(launch: Launch) -> str:
 def _code_of(
     launch: Launch, program: Program, contents: EngineContents, loops: dict[str, str], code: dict[str, str]
 ) -> dict[str, Any]:
-    """Where the kernel's own code is: a generated loop's text, or the name of a file among `code`."""
+    """Return the kernel's own code: a generated loop's text, or the name of a file in `code`."""
     if launch.kernel in loops:
         return {"text": loops[launch.kernel], "language": "cpp"}
     device = next((kernel for kernel in program.kernels if kernel.name == launch.kernel), None)

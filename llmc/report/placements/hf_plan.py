@@ -26,7 +26,7 @@ _THROUGH = ", evenly, through what has to stay together, such as a head"
 
 def hf_plan(family: str) -> dict[str, str]:
     """Styles by module name, with * for layers, of the layers and of the output that the causal model adds to them;
-    empty where there is no plan, or no transformers."""
+    empty if there is no plan, or no transformers."""
     if find_spec("transformers") is None:
         return {}
     import transformers
@@ -41,7 +41,7 @@ def hf_plan(family: str) -> dict[str, str]:
 
 
 def beside(weight: PlacedWeight, plan: Mapping[str, str]) -> str | None:
-    """ "same", or how Hugging Face's plan differs; None where there is no plan at all."""
+    """ "same", or how Hugging Face's plan differs; None if there is no plan at all."""
     if not plan:
         return None
     name = re.sub(r"[._]", "_", weight.name)

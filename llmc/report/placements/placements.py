@@ -53,7 +53,7 @@ def placements(graph: ModelGraph, refusals: Sequence[str], *, stages: int = 1) -
 
 
 def _placed(graph: ModelGraph, node: fx.Node, refusals: Sequence[str]) -> PlacedWeight | None:
-    """None for the small constants that the partition adds."""
+    """Return the weight's placement; None for the small constants that the partition adds."""
     recipe, value = graph.weights[node.name], node.meta["val"]
     shape, nbytes = tuple(map(int, value.shape)), value.numel() * value.dtype.itemsize
     name = weight_name(node, recipe)
@@ -76,7 +76,7 @@ def _placed(graph: ModelGraph, node: fx.Node, refusals: Sequence[str]) -> Placed
 
 
 def weight_name(node: fx.Node, recipe: Recipe) -> str:
-    """As the checkpoint calls it, or the graph, with * for the numbers of layers."""
+    """Return a weight's name in the checkpoint, or in the graph, with * for the numbers of layers."""
     names = stored_names(recipe)
     return _NUMBER.sub("*", names[0] if names else node.name)
 
@@ -108,7 +108,7 @@ def _sharing(spans: list[tuple[int, int]]) -> str:
 
 
 def _readers(weight: fx.Node) -> Iterator[fx.Node]:
-    """The ops that a weight is for, behind those that only decode it."""
+    """The ops that a weight is for, after those that only decode it."""
     for user in weight.users:
         record = record_of(user)
         if record is None or record.part is None:

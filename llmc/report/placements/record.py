@@ -65,7 +65,7 @@ class RankBytes:
 @dataclass(frozen=True)
 class StageRanks:
     """A pipeline stage: its ranks, the first and the last; the memory of one of them; what each hands over for a token,
-    in bytes, none behind the last stage."""
+    in bytes, none after the last stage."""
 
     first: int
     last: int

@@ -26,16 +26,16 @@ def placement_lines(ranks: RankExplanation) -> Iterator[tuple[str, str]]:
         )
 
 
-def _placements(found: Placements, plan: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+def _placements(placements: Placements, plan: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     yield "", "  cut"
-    yield from (line for each in found.weights if each.axis is not None for line in _weight(each, plan))
+    yield from (line for each in placements.weights if each.axis is not None for line in _weight(each, plan))
     yield "", "  whole on every rank"
-    yield from (line for each in found.weights if each.axis is None for line in _weight(each, plan))
+    yield from (line for each in placements.weights if each.axis is None for line in _weight(each, plan))
     yield "", "  exchanged"
-    for collective in found.collectives:
+    for collective in placements.collectives:
         yield "", f"    {_times(collective.count)}{collective_text(collective)}"
-    total = sum(each.count * each.token_bytes for each in found.collectives)
-    count = sum(each.count for each in found.collectives)
+    total = sum(each.count * each.token_bytes for each in placements.collectives)
+    count = sum(each.count for each in placements.collectives)
     yield "", f"    {counted(total, 'byte')} per token in {counted(count, 'collective')}"
 
 
@@ -59,7 +59,7 @@ def part_text(weight: PlacedWeight) -> str:
 
 
 def stage_text(stage: StageRanks, number: int | None) -> str:
-    """`stage 0, ranks 0–1: memory per rank: …; 1024 bytes per token handed over`. number: None where there is one
+    """`stage 0, ranks 0–1: memory per rank: …; 1024 bytes per token handed over`. number: None if there is one
     stage."""
     memory = stage.memory
     within = f", {memory.kv_less} of them in layers that do not keep everything" if memory.kv_less else ""
@@ -75,10 +75,14 @@ def stage_text(stage: StageRanks, number: int | None) -> str:
     return f"stage {number}, {ranks}: {text}{handed}"
 
 
-def collective_text(each: PlacedCollective) -> str:
+def collective_text(collective: PlacedCollective) -> str:
     """`all_reduce of linear with …: 16384 bytes per token`."""
-    whole = f"{each.op} of {each.of}: {counted(each.token_bytes, 'byte')} per token"
-    return whole if each.chosen_bytes is None else f"{whole}; on CPUs {each.chosen_bytes} where only tokens are needed"
+    whole = f"{collective.op} of {collective.of}: {counted(collective.token_bytes, 'byte')} per token"
+    return (
+        whole
+        if collective.chosen_bytes is None
+        else f"{whole}; on CPUs {collective.chosen_bytes} where only tokens are needed"
+    )
 
 
 def _times(count: int) -> str:

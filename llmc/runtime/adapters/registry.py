@@ -11,8 +11,8 @@ from llmc.runtime.adapters.placed_adapter import PlacedAdapter, place_adapter
 
 
 class AdapterRegistry:
-    """pools: of the engine, where adapters go; None for one that takes none. Names come and go while requests run: a
-    request keeps the adapter that it was given."""
+    """The loaded adapters. pools: of the engine, where adapters go; None for one that takes none. Names come and go
+    while requests run: a request keeps the adapter that it was given."""
 
     def __init__(self, pools: AdapterPools | None) -> None:
         self.pools = pools
@@ -20,7 +20,7 @@ class AdapterRegistry:
         self._lock = Lock()
 
     def names(self) -> tuple[str, ...]:
-        """In the order in which they were loaded."""
+        """The adapters' names, in the order of loading."""
         return tuple(self._adapters)
 
     def find(self, name: str) -> PlacedAdapter | None:

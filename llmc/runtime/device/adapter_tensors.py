@@ -19,7 +19,8 @@ def adapter_tensors(program: Program, allocate: Callable[[str, int], Tensor]) ->
 
 
 class AdapterTensors:
-    """allocate: returns zeroed memory of a size in bytes for a pool's name, on any device."""
+    """The pools of adapters as tensors. allocate: returns zeroed memory of a size in bytes for a pool's name, on any
+    device."""
 
     def __init__(self, pools: AdapterPools, allocate: Callable[[str, int], Tensor]) -> None:
         dtypes = pools.dtypes()

@@ -64,11 +64,16 @@ def program_for(engine: EngineDirectory, device: Device) -> TargetProgram:
     named = match_device(device.name, device.capability, is_hip=False)
     major, minor = device.capability
 
-    def suitability(each: TargetProgram) -> tuple[bool, bool, bool, str]:
-        arch = fitting_arch(carried_archs(each.program), device.capability)
-        newest = max(carried_archs(each.program), default="")
+    def suitability(program: TargetProgram) -> tuple[bool, bool, bool, str]:
+        arch = fitting_arch(carried_archs(program.program), device.capability)
+        newest = max(carried_archs(program.program), default="")
         is_older = newest.removeprefix("sm_").isdigit() and int(newest.removeprefix("sm_")) <= 10 * major + minor
-        return arch is not None and named is not None and each.target == named.name, arch is not None, is_older, newest
+        return (
+            arch is not None and named is not None and program.target == named.name,
+            arch is not None,
+            is_older,
+            newest,
+        )
 
     return max(engine.programs, key=suitability)
 
@@ -106,7 +111,7 @@ def cache_key(engine: EngineDirectory, program: Program, arch: str) -> str:
 
 
 def _compile(engine: Path, program: str, device: Device, directory: Path) -> None:
-    """In a separate process, because the runtime does not import code generation."""
+    """Compile in a separate process, because the runtime does not import code generation."""
     capability = device.capability
     fix = f"rebuild it for this GPU where the model is: llmc build MODEL --target auto -o {engine.name}"
     if installed_version("triton") is None:

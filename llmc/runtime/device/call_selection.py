@@ -48,7 +48,7 @@ class CallSelection:
         return found
 
     def _holds(self, wanted: StepOutput, sides: tuple[str, ...]) -> npt.NDArray[np.bool_]:
-        """By call, whether it runs in steps with this output and these side outputs."""
+        """Return for each call whether it runs in steps with this output and these side outputs."""
         known = self._conditions.get((wanted, sides))
         if known is None:
             holds = ((not c.wanted or wanted in c.wanted) and is_for(c.sides, c.unless, sides) for c in self._calls)
@@ -56,7 +56,7 @@ class CallSelection:
         return known
 
     def _grid(self, number: int, counts: Mapping[str, int]) -> Grid | None:
-        """None if a size is 0."""
+        """Return a call's grid; None if a size is 0."""
         sizes = [size(counts) for size in self._grids[number]]
         x, y, z = (*sizes, 1, 1)[:3]
         return (x, y, z) if min(sizes) > 0 else None

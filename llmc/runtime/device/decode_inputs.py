@@ -112,7 +112,7 @@ class _Bucket:
         columns = {HIDDEN: (shape.hidden,)}
         self._rows = [(name, view(name, count, *columns.get(name, ()))) for name in per_request]
         self._tables = [view(group_input("block_tables", g), count, shape.max_blocks) for g in range(1 + shape.groups)]
-        # The arrays of a step that have a row for each group behind the first, and the views of these rows.
+        # The arrays of a step that have a row for each group after the first, and the views of these rows.
         self._of_groups = [
             (attribute, [view(group_input(name, 1 + g), count) for g in range(shape.groups)])
             for attribute, name in (("group_slots", "slot_mapping"), ("group_lens", "context_lens"))

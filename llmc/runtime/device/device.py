@@ -17,7 +17,7 @@ class Device:
 
 
 def open_device(engine: Path) -> Device:
-    """torch's current CUDA device, initialized. Raises TargetError if there is none that can be used."""
+    """torch's current CUDA device, initialized. Raises TargetError if none can be used."""
     import torch
 
     if torch.version.hip is not None:

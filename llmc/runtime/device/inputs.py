@@ -32,7 +32,7 @@ LEAST_COLUMNS = 64
 class StepShape:
     """The counts of a step, which its grids, addresses and input layout follow from. hidden: columns of its hidden
     states. adapters: whether it says which adapter tokens have. states: whether it says where requests' states are.
-    groups: of caches behind the first."""
+    groups: of caches after the first."""
 
     tokens: int
     logit_rows: int
@@ -61,7 +61,7 @@ class StepShape:
         return {"T": self.tokens, "L": self.logit_rows, "R": self.requests, "max_blocks": self.max_blocks}
 
     def input_offsets(self) -> Mapping[str, int]:
-        """At which byte each input starts, multiples of ALIGNMENT; `end` is the size of all."""
+        """Return the byte at which each input starts, a multiple of ALIGNMENT; `end` is the size of all."""
         return _input_offsets(self)
 
     def input_bytes(self, *, chooses: bool) -> int:
@@ -75,7 +75,7 @@ NO_STEP = StepShape(0, 0, 0, 0)
 
 @functools.lru_cache(maxsize=256)
 def _input_offsets(shape: StepShape) -> Mapping[str, int]:
-    """Asked for by every launch of a step."""
+    """Return the offsets of inputs, cached because every launch of a step needs them."""
     lengths = {
         "input_ids": shape.tokens,
         "positions": shape.tokens,

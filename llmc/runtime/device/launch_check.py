@@ -42,7 +42,7 @@ def check_kernels(program: Program) -> None:
 
 
 def launch_problem(launch: Launch, kernel: DeviceKernel, bounds: "LaunchBounds") -> str | None:
-    """The problem with a launch of that kernel, in words that follow its name; None if there is none."""
+    """The problem with a launch of that kernel, as text that follows its name; None if there is none."""
     return next(_launch_problems(launch, kernel, bounds), None)
 
 

@@ -1,4 +1,4 @@
-"""A program of several GPUs that cannot read each other's memory: collectives by the library alone, for any rows."""
+"""A program of several GPUs that cannot read each other's memory: collectives only by the library, for any rows."""
 
 from dataclasses import replace
 

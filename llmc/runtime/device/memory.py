@@ -37,12 +37,12 @@ class DeviceMemory:
 
     @property
     def states(self) -> int:
-        """All slots, with that for padding."""
+        """The number of all slots, including that for padding."""
         return (self.slots + 1) * self.state
 
     @property
     def fixed(self) -> int:
-        """All but the KV cache."""
+        """All bytes except those of the KV cache."""
         return self.weights + self.arena + self.logits + self.inputs + self.adapters + self.states
 
     def arithmetic(self) -> str:
@@ -64,7 +64,7 @@ def plan_device_memory(
     beside: Sequence[Program] = (),
     state_cache_bytes: int | None = None,
 ) -> DeviceMemory:
-    """How a device's `free` bytes are used: the KV cache gets kv_cache_bytes, or what is left after the rest.
+    """Divide a device's `free` bytes: the KV cache gets kv_cache_bytes, or the remaining bytes.
 
     beside: programs of engines that will be opened there with the same number of blocks. state_cache_bytes: memory for
     snapshots of states, as in snapshot_count; None takes that of one sequence.

@@ -77,7 +77,7 @@ class PlannedCall:
         return self.only is None or self.only.holds(tokens=tokens, logit_rows=logit_rows)
 
     def named_arguments(self, tensor: Callable[[Pointer], Any], counts: Mapping[str, int]) -> dict[str, Any]:
-        """By name, for a function that takes tensors. tensor: where a pointer leads."""
+        """Return the arguments by name, for a function that takes tensors. tensor: maps a pointer to its tensor."""
         values: dict[str, Any] = {}
         for parameter, argument in zip(self.kernel.parameters, self.arguments, strict=True):
             if isinstance(argument, Pointer):

@@ -14,14 +14,15 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class SymmetricMemory:
-    """own: uint8, zeros. addresses: of each rank's, as this GPU sees them. handle: keeps them mapped."""
+    """Memory that all GPUs of an engine can access. own: uint8, zeros. addresses: of each rank's, as this GPU sees
+    them. handle: keeps them mapped."""
 
     own: Tensor
     addresses: tuple[int, ...]
     handle: Any
 
     def of_rank(self, rank: int) -> Tensor:
-        """Another rank's memory as a tensor of this GPU."""
+        """Return another rank's memory as a tensor of this GPU."""
         found: Tensor = self.handle.get_buffer(rank, self.own.shape, self.own.dtype)
         return found
 

@@ -16,7 +16,7 @@ _STAGING_BYTES = 64 << 20
 
 
 def device_weights(engine: EngineDirectory, allocate: Allocate) -> dict[str, tuple[Tensor, int]]:
-    """Each weight by name: the memory that it is in, and at which byte of it.
+    """Return for each weight, by name, the memory that it is in, and its offset in bytes.
 
     Each run of tensors
     is copied through two pinned buffers: one fills from the mapped file while the other is copied.

@@ -30,7 +30,7 @@ ENGINE_ABI = 4
 
 
 def open_engine(request: OpeningRequest) -> "tuple[CppExecutor, int]":
-    """Raises TargetError where this machine lacks instructions."""
+    """Open a CPU engine. Raises TargetError if this machine lacks instructions."""
     directory = request.directory
     check_target(directory.path, directory.manifest.target)
     blocks, snapshots = request.in_host_memory()
@@ -98,7 +98,7 @@ class CppExecutor:
         self._close = weakref.finalize(self, self._library.llmc_engine_close, self._engine)
 
     def step(self, step: Step) -> Logits:
-        """One call into the library; ctypes releases the GIL for it."""
+        """Run a step by one call into the library; ctypes releases the GIL during it."""
         self.run(step, self.own_output)
         self._end_check()
         return self.own_output[: len(step.logit_rows)]
@@ -147,7 +147,7 @@ class CppExecutor:
         return self._sides.array(name, self._arena[self._sides.place(name)])
 
     def step_timed(self, step: Step) -> tuple[LaunchTime, ...]:
-        """As `step`; the time of every launch, as the library's own clock saw it.
+        """Run a step as `step` does, and return the time of every launch by the library's own clock.
 
         Raises EngineFormatError for an engine of an older llmc, whose library does not measure.
         """
@@ -186,7 +186,7 @@ class CppExecutor:
         self._library.llmc_engine_step(self._engine, ctypes.byref(step))
 
     def read_blocks(self, blocks: Sequence[int], group: int = 0) -> Callable[[], Bytes]:
-        """Copied at once."""
+        """Copy the blocks at once; the function that is returned gives the copy."""
         found = read_blocks(self._whole_blocks(group), blocks)
         return lambda: found
 
@@ -254,7 +254,7 @@ class ChoosingCppExecutor(CppExecutor):
         return LlmcChooseRows(*shape, logits, *numbers, self._tokens.ctypes.data, self._scores.ctypes.data)
 
     def logits(self, first: int, count: int) -> Logits:
-        """Rows of the last step's logits, a view."""
+        """Return rows of the last step's logits, as a view."""
         return self.own_output[first : first + count]
 
 
@@ -277,14 +277,14 @@ def open_library(engine: EngineDirectory) -> ctypes.CDLL:
         raise EngineFormatError(f"the engine's library cannot be loaded: {error}", at=path, fix=fix) from None
     abi = library.llmc_engine_abi()
     if abi != ENGINE_ABI:
-        raise EngineFormatError(f"the library speaks interface {abi}, this llmc {ENGINE_ABI}", at=path, fix=fix)
+        raise EngineFormatError(f"the library has interface {abi}, but this llmc needs {ENGINE_ABI}", at=path, fix=fix)
     compiled_for = library.llmc_engine_interface().decode(errors="replace")
     check_interface(interface_text(engine.program), compiled_for, path)
     return library
 
 
 def _joined(of_first: Ints, of_groups: Ints | None) -> Ints:
-    """An array of the first group of caches, and behind it those of the others."""
+    """An array of the first group of caches, followed by those of the others."""
     return of_first if of_groups is None else np.concatenate((of_first[None], of_groups))
 
 

@@ -123,7 +123,7 @@ class CudaExecutor:
     def queue(
         self, step: Step, wanted: StepOutput, choices: RowChoices, *, is_fed: bool = False
     ) -> Callable[[], Chosen]:
-        """Begin a step, in order with the others; the function waits for its tokens."""
+        """Begin a step, in order with the others; the returned function waits for its tokens."""
         with torch.cuda.device(self._device):
             lane = self._run(step, wanted, choices, is_fed=is_fed)
         return partial(self._read, lane, len(step.logit_rows), wanted)
@@ -234,7 +234,7 @@ class CudaExecutor:
                 begin = end
 
     def _whole_blocks(self, group: int) -> list[Tensor]:
-        """Each cache of a group as [blocks, bytes], the block for padding the last one."""
+        """Return each cache of a group as [blocks, bytes], the block for padding the last one."""
         count = self._group_blocks[group] + 1
         return [self._spaces["cache", name][0].view(count, -1) for name in self._program.caches_of(group)]
 
@@ -244,7 +244,7 @@ class CudaExecutor:
         copy_slot(self._program, states, source, destination)
 
     def put_adapter(self, slot: int, adapter: PlacedAdapter) -> None:
-        """Into a slot of the pools, in order with the steps."""
+        """Copy an adapter into a slot of the pools, in order with the steps."""
         assert self._pools is not None, "the engine takes no adapters"
         self._pools.put(slot, adapter)
 
@@ -353,7 +353,8 @@ class CudaExecutor:
         return self._kernels[name]
 
     def load_example(self, shape: StepShape) -> None:
-        """Put the inputs of a step of that shape on the device, whose requests are at their longest, for measuring."""
+        """Put the inputs of a step of that shape on the device for measuring. Its requests have their maximum
+        length."""
         lane = self._lanes[0]
         lane.pack(example_step(shape, self.limits, min(self._group_blocks)), shape)
         self._copy_inputs(shape, lane.staged)

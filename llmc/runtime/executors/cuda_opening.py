@@ -37,7 +37,7 @@ def open_engine(request: OpeningRequest) -> tuple[CudaExecutor, int]:
 
 
 def open_cuda_rank(engine: EngineDirectory, rank: int, blocks: int) -> CudaExecutor:
-    """Another rank, on the GPU with its number; `engine` has its weights. Raises TargetError."""
+    """Return the executor of another rank, on the GPU with its number; `engine` has its weights. Raises TargetError."""
     torch.cuda.set_device(rank)
     device = open_device(engine.path)
     binaries = binaries_for(engine, device, lambda line: print(f"llmc: {line}", file=sys.stderr))

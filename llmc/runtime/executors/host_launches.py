@@ -86,7 +86,8 @@ class HostLaunches(ABC):
         return self._sides.array(name, self._memory[ARENA, ""].numpy()[self._sides.place(name)])
 
     def step_timed(self, step: Step) -> tuple[LaunchTime, ...]:
-        """As `step`; how long each launch took here, which says nothing about a GPU."""
+        """Run a step as `step` does, and return the time of each launch on this machine, which says nothing about a
+        GPU."""
         return self.launch_all(step, StepOutput.LOGITS)
 
     def join(self, place: DevicePlace) -> None:
@@ -146,7 +147,7 @@ class HostLaunches(ABC):
         move_slots(slot_views(self.program, caches, group), *indices)
 
     def read_blocks(self, blocks: Sequence[int], group: int = 0) -> Callable[[], Bytes]:
-        """Copied at once."""
+        """Copy the blocks at once; the function that is returned gives the copy."""
         found = read_blocks(self._whole_blocks(group), blocks)
         return lambda: found
 
@@ -178,7 +179,7 @@ class HostLaunches(ABC):
 
     @abstractmethod
     def run_kernel(self, call: PlannedCall, grid: tuple[int, int, int], counts: Mapping[str, int]) -> None:
-        """Run a kernel that is none of a library's."""
+        """Run a kernel that does not belong to a library."""
 
     def named(self, call: PlannedCall, counts: Mapping[str, int]) -> dict[str, Tensor | int | float]:
         """A call's arguments by name, its pointers as tensors from there to the end of their memory."""

@@ -109,8 +109,8 @@ class OnnxRuntimeExecutor:
         return logits
 
     def _with_own_blocks(self, tile: Step, place: int) -> Step:
-        """With the blocks up to the end of the tile, which depends only on its place in the sequence. place: of the
-        first token in its tile."""
+        """Return the step with the blocks up to the end of the tile, which depends only on its place in the sequence.
+        place: of the first token in its tile."""
         rows = max(int(tile.context_lens[-1]), int(tile.context_lens[0]) - 1 - place + TILE)
         count = -(-rows // self._block_size)
 
@@ -151,7 +151,7 @@ class OnnxRuntimeExecutor:
             move_slots(slot_views(self._program, memories, group), sources, destinations)
 
     def read_blocks(self, blocks: Sequence[int], group: int = 0) -> Callable[[], Bytes]:
-        """Copied at once."""
+        """Copy the blocks at once; the function that is returned gives the copy."""
         found = read_blocks(_whole_blocks(self._caches.fetched(group)), blocks)
         return lambda: found
 
@@ -222,7 +222,7 @@ def _whole_blocks(arrays: Sequence[npt.NDArray[np.float32]]) -> list[Bytes]:
 
 
 def _session(engine: EngineDirectory, threads: int, provider: str) -> Any:
-    """A session that has the provider; onnxruntime would go on without one that is not there."""
+    """Open a session and check that it has the provider; onnxruntime would continue without a missing one."""
     try:
         import onnxruntime
     except ModuleNotFoundError:

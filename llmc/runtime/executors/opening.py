@@ -23,8 +23,8 @@ def open_or_explain(
     check: WeightCheck | None = None,
     beside: Sequence[Program] = (),
 ) -> tuple[Executor, int]:
-    """As open_executor; if none was named and this machine cannot run the engine, an executor that raises that error at
-    each step.
+    """Open an executor as open_executor does. If none was named and this machine cannot run the engine, return an
+    executor that raises that error at each step.
 
     is_temporary: the engine goes when it is closed, and has to be saved first.
     """
@@ -68,7 +68,7 @@ def open_second(
 
 
 def _opened(runner: Runner, request: OpeningRequest) -> tuple[Executor, int]:
-    """By the executor's own file, which is imported only now: that of GPUs needs torch's part for them."""
+    """Open the executor by its own file, which is imported only here: that of GPUs needs torch's parts for them."""
     is_ranked = request.directory.program.layout.ranks > 1
     module, function = runner.opens_ranks if is_ranked and runner.opens_ranks is not None else runner.opens
     opened: tuple[Executor, int] = getattr(importlib.import_module(module), function)(request)

@@ -22,9 +22,9 @@ class CacheRoom(NamedTuple):
 
 @dataclass(frozen=True)
 class OpeningRequest:
-    """check: the running check of the weights; the executor releases no results before it succeeds. beside: programs of
-    engines that will be opened with the same number of blocks. blocks: blocks in each cache group, as another engine
-    has them; None takes the number that `room` allows."""
+    """The request to open an engine. check: the running check of the weights; the executor releases no
+    results before it succeeds. beside: programs of engines that will be opened with the same number of blocks. blocks:
+    blocks in each cache group, as another engine has them; None takes the number that `room` allows."""
 
     directory: EngineDirectory
     threads: int
@@ -42,6 +42,6 @@ class OpeningRequest:
         return block_count(whole, room.kv_cache_bytes, room.kv_memory, self.beside, snapshots), snapshots
 
     def wait_for_weights(self) -> None:
-        """Until they are checked: of executors that copy them first, which takes longer."""
+        """Wait until weights are checked, for executors that copy them first, which takes longer."""
         if self.check is not None:
             self.check.wait()

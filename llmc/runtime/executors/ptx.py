@@ -42,15 +42,15 @@ _REPORT = "this is a fault of the kernel or of its launch: report it with the mo
 
 
 def open_engine(request: OpeningRequest) -> tuple[PtxExecutor, int]:
-    """In this machine's memory; of an engine of several ranks, the first one's executor. Raises EngineFormatError for
-    an engine that keeps no PTX."""
+    """Open an engine in this machine's memory; for an engine of several ranks, the executor of the first. Raises
+    EngineFormatError for an engine that keeps no PTX."""
     request.wait_for_weights()
     blocks, snapshots = request.in_host_memory()
     return open_ptx_rank(request.directory, blocks, snapshots), blocks
 
 
 def open_ptx_rank(engine: EngineDirectory, blocks: int, snapshots: int = 0) -> PtxExecutor:
-    """One rank's executor; `engine` has its weights."""
+    """Return the executor of one rank. engine: has the rank's weights."""
     slots = zip(engine.program.weights, engine.tensors, strict=True)
     weights = {slot.name: stored_tensor(engine, stored) for slot, stored in slots}
     return PtxExecutor(engine.program, engine.files, weights, blocks, snapshots)
@@ -108,7 +108,7 @@ class PtxExecutor(HostLaunches):
             )
 
     def run_library(self, call: PlannedCall, counts: Mapping[str, int]) -> None:
-        """A library does not report its writes, so all of its output memory counts as written."""
+        """Run a library call. It does not report its writes, so all of its output memory counts as written."""
         launch = self.launched.launches[call.index]
         shape = _shape_of(counts)
         given = {name: buffer for name, (_, buffer) in self._operands(launch, shape)}

@@ -2,8 +2,8 @@
 
 A library's matrix product sums up a row in another order when it has another number of rows, or when the row is at
 another place among them. So the graph runs on tiles of TILE rows, always: a token's place in its tile is its position
-modulo TILE, the rows that no token of the step takes are left over, and no row sees another but through the cache. Its
-bits then depend on nothing but the tokens before it. All ranks of a partitioned graph run here, op by op
+modulo TILE, rows without a token of the step are ignored, and a row sees others only through the cache. Its
+bits then depend only on the tokens before it. All ranks of a partitioned graph run here, op by op
 (llmc/graph/ranks.py).
 """
 
@@ -105,7 +105,7 @@ class ReferenceExecutor:
             move_slots(slots, torch.from_numpy(sources).long(), torch.from_numpy(destinations).long())
 
     def read_blocks(self, blocks: Sequence[int], group: int = 0) -> Callable[[], Bytes]:
-        """Copied at once, of all ranks."""
+        """Copy the blocks of all ranks at once; the function that is returned gives the copy."""
         found = read_blocks(self._whole_blocks(group), blocks)
         return lambda: found
 
@@ -146,6 +146,6 @@ def _caches(program: Program, blocks: int) -> dict[str, Tensor]:
 
 
 def _states(program: Program, snapshots: int) -> dict[str, Tensor]:
-    """By placeholder, a slot for each sequence and for each snapshot."""
+    """Return the states by placeholder, with a slot for each sequence and for each snapshot."""
     slots = program.limits.max_sequences + snapshots
     return {f"state_{index}": torch.zeros((slots, *state.shape)) for index, state in enumerate(program.states)}

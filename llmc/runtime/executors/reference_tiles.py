@@ -51,7 +51,7 @@ def tiles_of(step: Step, spare_slots: Sequence[int]) -> Iterator[Tile]:
 
 
 def texts_of(step: Step) -> Iterator[Tile]:
-    """Each request as a separate step, with the logit rows that it needs."""
+    """Yield each request as a separate step, with the logit rows that it needs."""
     for request in range(len(step.context_lens)):
         text = part_of(step, np.array([request]))
         tokens, wanted = (np.arange(len(each), dtype=np.int32) for each in (text.tokens, text.wanted))

@@ -14,7 +14,7 @@ from llmc.runtime.memory import Bytes
 class SideOutputs:
     """The side outputs of a program whose steps run in an arena, and the size of the last step.
 
-    also: what else steps happen to leave. Raises EngineFormatError for a side output whose buffer is not there, or of
+    also: what else steps happen to leave. Raises EngineFormatError for a side output whose buffer is missing, or of
     another kind.
     """
 
@@ -25,7 +25,7 @@ class SideOutputs:
         self._tokens = self._logit_rows = 0
 
     def mask(self, names: Sequence[str]) -> int:
-        """As the library of an engine takes them: bit i for the program's i-th."""
+        """Return the mask of side outputs that the library takes: bit i for the program's i-th."""
         return sum(self._bits[name] for name in names)
 
     def note_step(self, tokens: int, logit_rows: int) -> None:
@@ -33,13 +33,13 @@ class SideOutputs:
         self._tokens, self._logit_rows = tokens, logit_rows
 
     def place(self, name: str) -> slice:
-        """Its bytes of the arena."""
+        """Return the bytes of a side output in the arena."""
         side, offset = self._places[name]
         begin = offset.at(tokens=self._tokens, logit_rows=self._logit_rows)
         return slice(begin, begin + self._rows(side) * side.columns * ITEMSIZES[side.dtype])
 
     def array(self, name: str, data: Bytes) -> SideArray:
-        """Its array [rows, *shape]: a view of the bytes, except for two-byte numbers, which are copied."""
+        """Return a side output [rows, *shape]: a view of the bytes, except for two-byte numbers, which are copied."""
         side, _ = self._places[name]
         return _numbers(data, side.dtype).reshape(self._rows(side), *side.shape)
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def copy_slot(program: Program, memories: Iterable[Tensor], source: int, destination: int) -> None:
-    """Let a slot of every state be as another is. memories: uint8, in the order of Program.state_names."""
+    """Copy a slot of every state to another. memories: uint8, in the order of Program.state_names."""
     for state, memory in zip(program.states, memories, strict=True):
         there, here = destination * state.nbytes, source * state.nbytes
         memory[there : there + state.nbytes] = memory[here : here + state.nbytes]

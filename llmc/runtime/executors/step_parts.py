@@ -22,7 +22,8 @@ class StepPart:
 
 
 def parts_of(step: Step) -> Iterator[StepPart]:
-    """In no order that matters: what a request reads of another's rows in the cache was written in earlier steps."""
+    """Yield the parts of a step, in any order: rows of another request that a request reads were written in earlier
+    steps."""
     counts = np.diff(step.query_starts)
     single = np.flatnonzero(counts == 1)
     groups = [single] if len(single) else []

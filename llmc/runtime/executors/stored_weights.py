@@ -17,7 +17,8 @@ from llmc.program import Layout, WeightSlot
 
 
 def graph_weights(engine: EngineDirectory, table: Mapping[str, WeightOf]) -> dict[str, Tensor]:
-    """By placeholder. table: as read_weight_table gives it; without one, weights are stored under their own names."""
+    """Return the weights by placeholder. table: from read_weight_table; without one, weights are stored under their own
+    names."""
     stored = {slot.name: (slot, tensor) for slot, tensor in zip(engine.program.weights, engine.tensors, strict=True)}
     wanted = table or {name: WeightOf(name, slot.dtype) for name, (slot, _) in stored.items()}
     weights: dict[str, Tensor] = {}
@@ -47,7 +48,7 @@ def _is_read(weight: WeightOf) -> bool:
 
 
 def stored_tensor(engine: EngineDirectory, stored: StoredTensor) -> Tensor:
-    """As it is in its file: a copy, because torch has no read-only tensors."""
+    """Return a copy of a tensor as its file has it, because torch has no read-only tensors."""
     data = torch.from_numpy(np.array(engine.weight_file(stored)[stored.begin : stored.end]))
     return data.view(TORCH_DTYPES[stored.dtype]).view(stored.shape)
 
@@ -77,11 +78,12 @@ def blocked_in_rows(data: Tensor, slot: WeightSlot, weight: WeightOf) -> Tensor:
         unsigned = _unsigned(data, slot, record.bits)
         return unsigned if record.integers is None else unsigned.view(torch.int8) - record.unsigned_shift
     assert record.steps is not None, f"{weight.format} has no steps"
-    bits = data.view(slot.shape)[..., None] >> torch.arange(8, dtype=torch.uint8) & 1
-    each = bits.view(slot.shape[0], -1, 1 + record.has_minimum, record.steps.bits).int() << torch.arange(
-        record.steps.bits
+    bits = (data.view(slot.shape[0], -1, 1) >> torch.arange(8, dtype=torch.uint8) & 1).flatten(1)
+    fields = bits[:, : slot.shape[1] * record.step_field_bits].unflatten(
+        -1, (-1, 1 + record.has_minimum, record.steps.bits)
     )
-    steps = each.sum(-1)[..., STEP_PARTS.index(weight.part)]
+    each = fields.int() << torch.arange(record.steps.bits)
+    steps: Tensor = each.sum(-1)[..., STEP_PARTS.index(weight.part)]
     return (steps + (record.steps.least if weight.part == "scale_steps" else 0)).to(torch.int8)
 
 

@@ -27,14 +27,14 @@ from llmc.runtime.executors.stored_weights import stored_tensor
 
 
 def open_engine(request: OpeningRequest) -> tuple[TritonInterpreterExecutor, int]:
-    """In this machine's memory; of an engine of several ranks, the first one's executor."""
+    """Open an engine in this machine's memory; for an engine of several ranks, the executor of the first."""
     request.wait_for_weights()
     blocks, snapshots = request.in_host_memory()
     return interpret_rank(request.directory, blocks, snapshots), blocks
 
 
 def interpret_rank(engine: EngineDirectory, blocks: int, snapshots: int = 0) -> TritonInterpreterExecutor:
-    """One rank's executor; `engine` has its weights."""
+    """Return the executor of one rank. engine: has the rank's weights."""
     slots = zip(engine.program.weights, engine.tensors, strict=True)
     weights = {slot.name: stored_tensor(engine, stored) for slot, stored in slots}
     return TritonInterpreterExecutor(engine.program, engine.path, weights, blocks, snapshots)
@@ -61,7 +61,7 @@ class TritonInterpreterExecutor(HostLaunches):
 
 
 def switch_on() -> None:
-    """Set TRITON_INTERPRET=1, which Triton looks at when it is imported. Raises OptionError if it has been."""
+    """Set TRITON_INTERPRET=1, which Triton reads when it is imported. Raises OptionError if it has been."""
     if os.environ.get("TRITON_INTERPRET") == "1":
         return
     if "triton" in sys.modules:

@@ -15,9 +15,9 @@ from llmc.runtime.grammar.matcher import GrammarMask
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
-# Limits on forced stretches of text, and on allowed tokens at each place behind one.
+# Limits on forced stretches of text, and on allowed tokens at each place after one.
 _STRETCHES, _BRANCHES = 16, 8
-# Maximum size of a first choice, such as blanks and names of tool calls, behind which further places are followed.
+# Maximum size of a first choice, such as blanks and names of tool calls, after which further places are followed.
 _FEW, _PLACES = 64, 16
 # The byte that llguidance writes before a special token's id; UTF-8 text never contains it.
 _SPECIAL = b"\xff"
@@ -39,7 +39,7 @@ def check_beginning(matcher: LLMatcher, tokenizer: LLTokenizer, vocab_size: int)
 
 
 def _try_choices(matcher: LLMatcher, tokenizer: LLTokenizer, vocab_size: int, written: int) -> None:
-    """Follow each of the few texts that may come next, and what has to come behind it, as far as there are places. One
+    """Follow each of the few texts that may come next, and what has to come after it, as far as there are places. One
     that leads nowhere is not the only one."""
     places = [(matcher, written)]
     for place, count in islice(places, _PLACES):
@@ -86,7 +86,7 @@ def _take_forced(matcher: LLMatcher, tokenizer: LLTokenizer, written: int) -> in
 
 
 def _check(matcher: LLMatcher, token: int) -> None:
-    """token: the number of the output's token that was looked at."""
+    """token: the number of the output's token that was checked."""
     if matcher.is_error():
         raise limit_reached(matcher.get_error(), token)
 

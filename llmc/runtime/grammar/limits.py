@@ -62,7 +62,7 @@ def limit_reached(reason: str, token: int) -> RequestError:
 
 
 def beyond(reason: str) -> str | None:
-    """Which limit llguidance speaks of; None for anything else."""
+    """Return the limit that llguidance's reason is about; None for other reasons."""
     for pattern, what in _LIMITS:
         found = pattern.search(reason)
         if found is not None:
@@ -71,5 +71,5 @@ def beyond(reason: str) -> str | None:
 
 
 def _first_words(reason: str) -> str:
-    """Without the state, or the lines of the grammar, that may follow."""
+    """Return a reason without the state, or the lines of the grammar, that may follow."""
     return " ".join(_DUMP.split(reason)[0].split())[:300]

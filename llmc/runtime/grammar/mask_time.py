@@ -32,7 +32,7 @@ class MaskTime:
         self._left += self._a_token
 
     def check(self, token: int) -> None:
-        """Raise RequestError if nothing is left. token: the number of the output's token that is looked at."""
+        """Raise RequestError if nothing is left. token: the number of the output's token that is checked."""
         if self._left < 0:
             raise RequestError(
                 f"the grammar needs more processor time than {self._seconds:g} s and {self._a_token:g} s per token at "

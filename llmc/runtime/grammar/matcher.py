@@ -34,7 +34,7 @@ class GrammarMask:
     """One output's place in its grammar: which tokens may come next, and whether it is complete.
 
     beginning: after `written` tokens; copied. A limit of the grammar that only a guess runs into does not harm the
-    output: what was accepted is matched again, and no further guess is looked at. time: that its masks may take.
+    output: what was accepted is matched again, and no further guess is checked. time: that its masks may take.
     """
 
     def __init__(
@@ -49,7 +49,8 @@ class GrammarMask:
         self._looks_ahead = True
 
     def allowed(self) -> npt.NDArray[np.bool_]:
-        """By token id: [vocabulary]. Raises RequestError when the grammar has grown beyond its limits."""
+        """Return for each token id whether it may come next: [vocabulary]. Raises RequestError when the grammar has
+        grown beyond its limits."""
         mask = self._mask()
         self._check(len(self._accepted) + 1)
         return mask

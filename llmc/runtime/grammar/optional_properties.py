@@ -36,7 +36,7 @@ def check_optional_properties(schema: object, tokenizer: LLTokenizer) -> None:
 
 
 def _beginning_needs(optional: int, is_closed: bool, tokenizer: LLTokenizer) -> str | None:
-    """Which limit the beginning of such an object is beyond."""
+    """Return the limit that the beginning of such an object exceeds; None if it exceeds none."""
     from llguidance import LLMatcher
 
     schema: dict[str, Any] = {"type": "object", "properties": {str(number): {} for number in range(optional)}}
@@ -49,7 +49,7 @@ def _beginning_needs(optional: int, is_closed: bool, tokenizer: LLTokenizer) -> 
 
 
 def _objects(schema: object) -> Iterator[tuple[list[str], frozenset[str], bool]]:
-    """For each object: its property names, the required ones, and whether further ones are forbidden."""
+    """Yield for each object its property names, the required ones, and whether further ones are forbidden."""
     pending = [schema]
     while pending:
         part = pending.pop()

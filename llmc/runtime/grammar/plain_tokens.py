@@ -35,7 +35,8 @@ def with_plain_tokens(text: str, ends: Collection[int]) -> str:
 
 
 def _space(decoder: Any) -> str:
-    """How the vocabulary writes a space: bytes have their own characters, SentencePiece has one for it."""
+    """Return the vocabulary's spelling of a space: byte-level ones have a character per byte, and SentencePiece has one
+    for it."""
     found = [decoder, *decoder.get("decoders", ())] if isinstance(decoder, Mapping) else []
     return "" if any(each.get("type") == "ByteLevel" for each in found if each) else "▁"
 

@@ -73,7 +73,7 @@ class BlockFiles:
         try:
             descriptor = os.open(self._path(key), os.O_RDONLY | os.O_NOFOLLOW)
         except FileNotFoundError:
-            raise DamagedBlockError("its file is gone") from None
+            raise DamagedBlockError("its file is missing") from None
         try:
             size = os.fstat(descriptor).st_size
             if size != _HEADER.size + nbytes:
@@ -95,7 +95,7 @@ class BlockFiles:
         self._path(key).unlink(missing_ok=True)
 
     def found(self) -> Iterator[tuple[BlockKey, int]]:
-        """Only prefixes are kept: swapped-out blocks of requests and unfinished files are removed. Foreign files
+        """Yield the kept prefixes. Swapped-out blocks of requests and unfinished files are removed; foreign files
         stay."""
         left: list[tuple[int, BlockKey, int]] = []
         for entry in os.scandir(self._directory):

@@ -45,7 +45,7 @@ class BlockOffload:
             self.caches.write_blocks(blocks, contents, group)
 
     def fetch(self, keys: Sequence[BlockKey]) -> Fetch:
-        """Begin to read."""
+        """Begin to read blocks; the result tells when they are there."""
         return self.tier.fetch(keys)
 
 

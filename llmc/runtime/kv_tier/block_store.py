@@ -61,7 +61,7 @@ class BlockStore(Protocol):
         """Record that the block was used now. Raises OSError."""
 
     def close(self) -> None:
-        """Nothing is read or written any more."""
+        """Stop all reads and writes."""
 
 
 def checksum(*parts: bytes | memoryview) -> bytes:

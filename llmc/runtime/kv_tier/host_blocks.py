@@ -23,7 +23,7 @@ class HostBlocks:
     def read(self, key: BlockKey, nbytes: int) -> Bytes:
         found = self._blocks.get(key)
         if found is None:
-            raise DamagedBlockError("it is not there")
+            raise DamagedBlockError("it is missing")
         content, expected = found
         if content.nbytes != nbytes or checksum(content.data) != expected:
             raise DamagedBlockError("its bytes have changed in memory")
@@ -33,11 +33,11 @@ class HostBlocks:
         self._blocks.pop(key, None)
 
     def found(self) -> Iterator[tuple[BlockKey, int]]:
-        """Nothing outlives a process."""
+        """Yield nothing, because no block outlives a process."""
         return iter(())
 
     def touch(self, key: BlockKey) -> None:
-        """No order is kept: blocks do not outlive the process."""
+        """Do nothing: blocks do not outlive the process, so their order is not kept."""
 
     def close(self) -> None:
         self._blocks.clear()

@@ -22,10 +22,10 @@ class SavedTable:
 
 @dataclass(frozen=True)
 class SavedRequest:
-    """computed: tokens whose keys and values are in its blocks. shared: of the first group's blocks, the number of
-    those that are not saved here, because they are found by their digests. tables: by group. keys: of the saved blocks,
-    in the order of the tables' places. must_return: its tokens cannot be computed again with the same bits. arrived:
-    the saved blocks, once they have been fetched."""
+    """A request whose blocks are in the second tier. computed: tokens whose keys and values are in its blocks. shared:
+    of the first group's blocks, the number of those that are not saved here, because they are found by their digests.
+    tables: by group. keys: of the saved blocks, in the order of the tables' places. must_return: its tokens cannot be
+    computed again with the same bits. arrived: the saved blocks, once they have been fetched."""
 
     computed: int
     shared: int

@@ -46,11 +46,11 @@ class Fetch:
         return self._done.is_set()
 
     def wait(self, seconds: float) -> bool:
-        """Until it is done, or for so long; whether it is."""
+        """Wait until the read is done, or for `seconds`; return whether it is."""
         return self._done.wait(seconds)
 
     def end(self) -> None:
-        """Nothing more will come."""
+        """Note that nothing more will come."""
         self._done.set()
 
 
@@ -96,7 +96,7 @@ class Tier:
 
     @property
     def place_blocks(self) -> int:
-        """For how many places of sequences there is room, each with a block of every group."""
+        """Return the number of places of sequences for which there is room, each with a block of every group."""
         return self._max_bytes // sum(map(self._taken, self.block_bytes))
 
     def holds(self, key: BlockKey) -> bool:
@@ -170,7 +170,7 @@ class Tier:
         self._store.close()
 
     def stats(self, swapped: int, hits: int) -> OffloadStats:
-        """Its blocks at this moment. swapped, hits: requests and tokens, as others count them."""
+        """Return the numbers of blocks at this moment. swapped, hits: requests and tokens, counted elsewhere."""
         return OffloadStats(
             max_bytes=self._max_bytes,
             bytes=self._bytes,
@@ -204,7 +204,7 @@ class Tier:
         return not self._staged or self._staged + self.block_bytes[key.group] <= self._staged_limit
 
     def _make_room(self, nbytes: int) -> bool:
-        """Let blocks go until another one fits. False if those that stay are too many."""
+        """Evict blocks until another one fits. Returns False if too many cannot be evicted."""
         while self._bytes + self._taken(nbytes) > self._max_bytes:
             if not self._loose:
                 return False
@@ -224,7 +224,7 @@ class Tier:
             self._staged -= entry.nbytes
 
     def _write(self, key: BlockKey, entry: _Entry) -> None:
-        """In the writing thread: one block, unless it was let go meanwhile."""
+        """Write one block, in the writing thread, unless it was dropped meanwhile."""
         content = entry.content
         if content is None:
             return
@@ -280,18 +280,18 @@ class Tier:
     def _note_damage(self, key: BlockKey, entry: _Entry, error: Exception) -> None:
         with self._lock:
             if self._entries.get(key) is not entry:
-                return  # It was let go while it was read.
+                return  # It was evicted while it was read.
             self._damaged += 1
             self._remove(key)
         self._tell(f"a block of the second tier in {self._store.place} is not used: {_words(error)}")
 
     def _touch(self, keys: Iterable[BlockKey]) -> None:
-        """In the writing thread: the end of a prefix first, as it is to go first."""
+        """Mark keys as used, in the writing thread: the end of a prefix first, so that it is evicted first."""
         for key in reversed([*keys]):
             self._in_store(self._store.touch, key)
 
     def _in_store(self, work: Callable[[BlockKey], None], key: BlockKey) -> None:
-        """In the writing thread: what fails there costs a block at most."""
+        """Run work of the store in the writing thread; an error costs at most one block."""
         with suppress(OSError):
             work(key)
 
@@ -304,7 +304,7 @@ class Tier:
         return True
 
     def _tell(self, what: str) -> None:
-        """Each kind of fault once: a disk that is full is so for every block."""
+        """Log each kind of fault once, because a full disk fails every block."""
         if what not in self._told:
             self._told.add(what)
             _log.warning("%s", what)

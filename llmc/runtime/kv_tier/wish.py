@@ -12,8 +12,8 @@ from llmc.settings import size_in_bytes
 
 @dataclass(frozen=True)
 class OffloadingWish:
-    """size: bytes. directory: where blocks stay for the next process; None for where nothing stays. given: the size as
-    the user wrote it."""
+    """The requested second tier. size: bytes. directory: where blocks stay for the next process; None for where nothing
+    stays. given: the size as the user wrote it."""
 
     size: int
     directory: Path | None
@@ -21,7 +21,7 @@ class OffloadingWish:
 
 
 def offloading_wish(size: Any, directory: Any, *, prefix_cache: bool = True) -> OffloadingWish | None:
-    """None if no second tier is requested. Raises OptionError for bad or contradictory options."""
+    """Return the requested second tier; None if there is none. Raises OptionError for bad or contradictory options."""
     place = None if directory is None else path_argument("kv_offloading_dir", directory)
     if size is None:
         if place is not None:
@@ -38,7 +38,7 @@ def offloading_wish(size: Any, directory: Any, *, prefix_cache: bool = True) -> 
         return OffloadingWish(nbytes, None, size)
     if not prefix_cache:
         raise OptionError(
-            "without the prefix cache nothing is kept for the next process",
+            "without the prefix cache no block is kept for the next process",
             at=f"kv_offloading_dir={str(place)!r}",
             fix="leave out kv_offloading_dir, or let prefixes be found (prefix_cache=True)",
         )

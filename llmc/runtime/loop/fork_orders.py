@@ -6,7 +6,7 @@ from llmc.runtime.requests.request import Forks, Request
 
 
 class ForkOrders:
-    """Forks that are carried out later: the scheduler's own work is not behind the boundary of the request."""
+    """Forks that are carried out later: the scheduler's own work is outside the boundary of the request."""
 
     def __init__(self) -> None:
         self._orders: list[Callable[[Forks], None]] = []

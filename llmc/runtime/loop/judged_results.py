@@ -18,10 +18,10 @@ class StepResults(Protocol):
     """A step's logits, and the tokens chosen from them."""
 
     def logits(self, first: int, count: int) -> npt.NDArray[np.float32]:
-        """Rows [count, vocabulary], which may have to come from a device; overwritten by the next call."""
+        """Return rows [count, vocabulary], perhaps copied from a device; overwritten by the next call."""
 
     def tokens(self, samplers: Sequence[Sampler], rows: Sequence[int]) -> Sequence[int | RequestError]:
-        """Each sampler's token for its row, or why there is none. `rows` ascend."""
+        """Return each sampler's token for its row, or the reason for none. `rows` ascend."""
 
     def guesses(self, first: int, count: int) -> Sequence[int]:
         """Cheap guesses of the tokens after these rows: for drafts, not for answers."""
@@ -42,14 +42,14 @@ def with_judgement(plan: StepPlan, results: StepResults) -> StepResults:
 
 @dataclass(frozen=True)
 class _JudgedResults:
-    """judged: by row, the draft and which of its tokens may follow."""
+    """Results of a step in which drafts are judged. judged: by row, the draft and which of its tokens may follow."""
 
     results: StepResults
     acceptance: Acceptance
     judged: Mapping[int, tuple[Draft, int]]
 
     def logits(self, first: int, count: int) -> npt.NDArray[np.float32]:
-        """Rows of logits, unchanged."""
+        """Return rows of logits, unchanged."""
         return self.results.logits(first, count)
 
     def guesses(self, first: int, count: int) -> Sequence[int]:

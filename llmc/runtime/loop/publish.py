@@ -33,7 +33,7 @@ def drawing_of(executor: Executor) -> DrawRows | None:
 
 
 def choices_of(plan: StepPlan, scheduler: Scheduler) -> Sequence[RowChoice | None]:
-    """How each wanted row's token is chosen on the device; None for rows whose logits are read."""
+    """Return how each wanted row's token is chosen on the device; None for rows whose logits are read."""
     choices = [_choice(request, scheduler) for request in plan.decodes]
     for chunk in plan.chunks:
         choices += ahead(_choice(chunk.request, scheduler) if chunk.draft.acceptance is None else None, chunk)
@@ -58,13 +58,13 @@ def device_results(
 
 
 def usable_rows(chosen: Chosen) -> npt.NDArray[np.bool_]:
-    """By row: whether the device's token is the request's."""
+    """Return for each row whether the device's token is the request's."""
     found: npt.NDArray[np.bool_] = chosen.covered & np.isfinite(chosen.scores)
     return found
 
 
 def _choice(request: Request, scheduler: Scheduler) -> RowChoice | None:
-    """How the request's token is chosen; None if it has just failed."""
+    """Return how the request's token is chosen; None if it has just failed."""
     choice = attempt(_CHOICE, request)
     if isinstance(choice, RequestError):
         scheduler.fail(request, choice)
@@ -76,7 +76,7 @@ _CHOICE: Callable[[Request], RowChoice | None] = attrgetter("choice")
 
 
 def ahead(choice: RowChoice | None, chunk: Chunk) -> list[RowChoice | None]:
-    """How to choose the next token, and those after it if drafts are accepted."""
+    """Return how to choose the next token, and those after it if drafts are accepted."""
     if choice is None or choice is BEST or not chunk.draft:
         return [choice] * chunk.logit_rows
     return [choice, *(choice._replace(counters=choice.counters + depth) for depth in chunk.draft.depths())]
@@ -154,7 +154,7 @@ def _read(request: Request, start: int, logits: Logits, orders: ForkOrders) -> N
 def _give(
     requests: Sequence[SampledRequest], rows: Sequence[int], results: StepResults, scheduler: Scheduler
 ) -> Sequence[int | RequestError]:
-    """Each request's token from its row of logits. One that has failed in this step keeps none."""
+    """Return each request's token from its row of logits. One that has failed in this step keeps none."""
     tokens = results.tokens([request.sampler for request in requests], rows)
     for request, row, token in zip(requests, rows, tokens, strict=True):
         error: RequestError | None
@@ -171,7 +171,7 @@ def _give(
 
 
 def _follow_drafts(paths: Sequence[AcceptedPath], results: StepResults, scheduler: Scheduler) -> None:
-    """Go on from row to row while the token that a request got is a draft."""
+    """Continue from row to row while the token that a request got is a draft."""
     while paths := [path for path in paths if path.goes_on()]:
         _give([path.request for path in paths], [path.row for path in paths], results, scheduler)
 
@@ -199,14 +199,15 @@ class _HostResults:
 
 @dataclass(frozen=True)
 class _DeviceResults:
-    """chosen: for the rows with a choice; the others' logits are fetched."""
+    """Results of a step whose tokens the device chose. chosen: for the rows with a choice; the others' logits are
+    fetched."""
 
     executor: ChoosingExecutor
     chosen: Chosen
     choices: Sequence[RowChoice | None]
 
     def logits(self, first: int, count: int) -> Logits:
-        """Copied from the device."""
+        """Copy rows of logits from the device."""
         return self.executor.logits(first, count)
 
     def tokens(self, samplers: Sequence[Sampler], rows: Sequence[int]) -> Sequence[int | RequestError]:

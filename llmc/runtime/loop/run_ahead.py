@@ -1,11 +1,11 @@
 """Queue a step before the tokens of the step before it are read, so that a device does not wait for the host.
 
-While step n runs, step n + 1 is queued behind it: the same requests decode, each from the token that step n chooses for
+While step n runs, step n + 1 is queued after it: the same requests decode, each from the token that step n chooses for
 it on the device. The host then waits for step n and publishes its tokens while step n + 1 runs.
 
 A request that ends in step n, or is dropped meanwhile, is still in step n + 1, and its row is ignored. Its blocks
 return to the pool at once. Step n + 1 writes only the row of its last token there, in a block that no other request can
-find, and all later writes are queued behind that step.
+find, and all later writes are queued after that step.
 """
 
 import time
@@ -43,7 +43,7 @@ class RunAhead:
     """Steps of decodes, at most one of them queued beyond the one that is read.
 
     is_computing: whether the executor is at work. An exception then leaves requests as they were before the step.
-    executor_seconds: time of the last step in the executor, including the planning of the step queued behind it.
+    executor_seconds: time of the last step in the executor, including the planning of the step queued after it.
     """
 
     def __init__(self, executor: QueueingExecutor, inputs: StepInputs, scheduler: Scheduler) -> None:

@@ -97,8 +97,8 @@ class SharedLoop:
             return self.loop
 
     def renew(self, loop: StepLoop | None = None) -> StepLoop:
-        """For the thread that has claimed the loop: another loop in its place, by default of the same executor, whose
-        cache is lost."""
+        """Replace the loop, in the thread that has claimed it, by default with one of the same executor, whose cache is
+        lost."""
         self.loop = self.loop.renewed() if loop is None else loop
         return self.loop
 
@@ -202,7 +202,7 @@ class SharedLoop:
             heir.woken.put(None)
 
     def _let_go(self) -> None:
-        """Have no turn, whatever came between."""
+        """Give up the turn, whatever happened before."""
         with suppress(RuntimeError):
             while True:
                 self._turn.release()

@@ -76,7 +76,7 @@ class Step:
                     yield group_input(_OF_GROUPS[name], group), own
 
     def for_groups(self, counts: Sequence[int]) -> "Step":
-        """With tables for the groups behind the first. counts: of their blocks."""
+        """Return the step with tables for the groups after the first. counts: number of their blocks."""
         if not counts or self.group_tables is not None:
             return self
         if self.block_tables.max() >= min(counts):

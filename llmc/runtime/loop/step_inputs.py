@@ -90,7 +90,8 @@ class StepInputs:
         )
 
     def _adapters_of(self, tokens: int) -> Ints | None:
-        """None where no token has an adapter: such a step is that of an engine without."""
+        """Return each token's adapter; None if no token has one, so that the step is that of an engine without
+        adapters."""
         if self._adapters is None or not self._adapters.held:
             return None
         of_tokens = self._adapter_of_token[:tokens]
@@ -107,7 +108,7 @@ class StepInputs:
         self._slots[:, : self._decodes] += 1
 
     def take(self, chosen: Sequence[int | RequestError]) -> None:
-        """The decodes' next tokens, in order, for places that `move` has counted."""
+        """Take over the decodes' next tokens, in order, for places that `move` has counted."""
         decodes = self._decodes
         if decodes:
             tokens: Any = chosen[:decodes]

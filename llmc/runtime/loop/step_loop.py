@@ -192,7 +192,7 @@ class StepLoop:
         return plan
 
     def _move_rows(self, cuts: Cuts) -> None:
-        """Do what tables that are cut need. The loop recovers from a failure as from one of a step."""
+        """Move the rows of tables that are cut. The loop recovers from a failure as from one of a step."""
         self._is_computing = True
         for compaction in cuts.compactions:
             assert isinstance(self.executor, CompactingExecutor), "the engine was built for another executor"
@@ -228,7 +228,7 @@ class StepLoop:
         return is_whole
 
     def renewed(self) -> "StepLoop":
-        """Another loop of the same executor, with no requests and no cached blocks."""
+        """Return another loop of the same executor, with no requests and no cached blocks."""
         speculation = None if self.speculation is None else self.speculation.renewed()
         return StepLoop(
             self.executor,
@@ -248,7 +248,7 @@ class StepLoop:
             self.scheduler.prefix_cache.offload_all(self._offload)
 
     def _state_snapshots(self) -> StateSnapshots | None:
-        """None for a model without states, and where an engine cannot run."""
+        """Return the snapshots of states; None for a model without states, and for an engine that cannot run."""
         program, executor = self._program, self.executor
         if program is None or not program.states or not isinstance(executor, StateExecutor):
             return None

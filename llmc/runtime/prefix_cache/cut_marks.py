@@ -2,8 +2,8 @@
 
 The keys and values of a token depend on the rows that its layers attend to. Behind a cut they therefore depend on the
 tokens, on the policy with its options, and on the cuts until there. A request with another policy, or with cuts at
-other tokens, must not find them. So each cut is part of the digest of the block that begins behind it, and through the
-chain of digests part of all later ones.
+other tokens, must not find them, nor begin after such rows. So each cut is part of the digest of the block that begins
+after it, and through the chain of digests part of all later ones.
 """
 
 from collections.abc import Iterator, Sequence
@@ -39,14 +39,19 @@ class _Cuts:
     def __init__(self, policy: CachePolicy, cuts: Iterator[tuple[int, Cut]]) -> None:
         self._name, self._cuts = str(policy), cuts
         self._next = next(cuts, None)
+        self._before, self._has_dropped = b"", False
 
     def until(self, tokens: int) -> Iterator[tuple[int, bytes]]:
-        """Yield the cuts behind at most this many tokens that were not yielded yet, as far as rows leave at them."""
+        """Yield the cuts after at most this many tokens that were not yielded yet, from the first one on at which rows
+        leave. Its mark also stands for those before it, whose scores decide which rows leave."""
         while self._next is not None and self._next[0] <= tokens:
             end, cut = self._next
             self._next = next(self._cuts, None)
-            if cut.dropped:
-                yield end, f" cut {self._name} {end} {cut.dropped}".encode()
+            self._before += f" cut {self._name} {end} {cut.dropped} {cut.chosen} {cut.queries} {cut.pinned}".encode()
+            self._has_dropped |= cut.dropped > 0
+            if self._has_dropped:
+                yield end, self._before
+                self._before = b""
 
 
 NO_MARKS = CutMarks((), 0, 1)

@@ -4,7 +4,7 @@ Blocks are found by their digests (block_digests.py), which start from the reque
 the prompts of others from response times. Only full blocks are kept (as in vLLM's automatic prefix caching), generated
 tokens' blocks among them: the next turn of a conversation finds the answer of the last one. For a model with states, a
 prefix is found up to a snapshot (state_snapshots.py). With layers that do not keep everything, it is found as far as
-the blocks that the next token sees still exist (scheduling/group_pool.py), and blocks behind rows that have left have
+the blocks that the next token sees still exist (scheduling/group_pool.py), and blocks after rows that have left have
 other digests than those of the plain prefix (cut_marks.py).
 
 Hashing would be the most expensive part of scheduling, and mostly unused. A prompt is therefore hashed before it comes
@@ -27,14 +27,14 @@ from llmc.runtime.scheduling.group_pool import GroupPool, usable
 
 
 class PrefixCache:
-    """Blocks of `block_size` tokens by digest, kept in `pool`. queries, hits: tokens looked up and begun behind.
+    """Blocks of `block_size` tokens by digest, kept in `pool`. queries, hits: tokens looked up, and found.
 
     snapshots: of the states at their ends, of a model that has some. groups: pools of layers that do not keep
     everything, which have their own blocks. offload: takes the blocks that the pools give away; none are folded
     then.
 
     The content of a block in the pool is its digest, or the chain that it is folded in. A folded block has no holder
-    but the request that filled it, which lets go of the end first: so the pool takes a chain's blocks from its end.
+    but the request that filled it, which releases the end first. So the pool takes a chain's blocks from its end.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class PrefixCache:
 
     @property
     def snapshot_stats(self) -> SnapshotStats | None:
-        """None for a model without states."""
+        """The numbers of snapshots; None for a model without states."""
         return None if self.snapshots is None else SnapshotStats(self.snapshots.count, self.snapshots.used)
 
     def match(self, request: Request) -> list[int]:
@@ -106,7 +106,7 @@ class PrefixCache:
         return self._blocks.get(digest)
 
     def admit(self, block: int, digest: bytes) -> None:
-        """A held block has come back from the second tier: it can be found from now on."""
+        """Make a held block that was read from the second tier findable from now on."""
         self._blocks[digest] = block
         self._pool.keep((block,), digest)
 
@@ -176,16 +176,16 @@ class PrefixCache:
         if chain is not None:
             own.chain = Chain(child.tokens, chain.begin, chain.parent, self._marks(child))
 
-    def _usable(self, request: Request, found: list[int]) -> list[int]:
+    def _usable(self, request: Request, found_blocks: list[int]) -> list[int]:
         """The first of the blocks that were found, to the last one that a request can continue from."""
-        known = len(found)
+        known = len(found_blocks)
         while True:
-            fitting = found[: usable(self._groups, request, found)] if self._groups else found
+            fitting = found_blocks[: usable(self._groups, request, found_blocks)] if self._groups else found_blocks
             if self.snapshots is None:
                 return fitting
-            found = self.snapshots.usable(request, fitting, known)
-            if len(found) == len(fitting):
-                return found
+            found_blocks = self.snapshots.usable(request, fitting, known)
+            if len(found_blocks) == len(fitting):
+                return found_blocks
 
     def _marks(self, request: Request) -> CutMarks:
         own = request.prefix
@@ -217,7 +217,7 @@ class PrefixCache:
             self._folded.setdefault(digest, []).append(chain)
 
     def _hash_all(self, chain: Chain) -> None:
-        """All blocks of the chain can be found from now on."""
+        """Make all blocks of the chain findable from now on."""
         while chain.blocks:
             self._unfold(chain)
             self._hash_first(chain)
@@ -229,7 +229,8 @@ class PrefixCache:
             del self._folded[chain.parent]
 
     def _lose(self, blocks: Sequence[int], contents: Sequence[object]) -> None:
-        """The pool needs the blocks for something else. A request lets go of its chain at once: they come in runs."""
+        """The pool needs the blocks for something else. A request releases its chain at once, so blocks come in
+        runs."""
         if self._offload is not None:
             self._offload_blocks(self._offload, blocks, contents)
         if self.snapshots is not None:
@@ -268,7 +269,7 @@ class PrefixCache:
 
 
 def hash_prompt(request: Request, digests: BlockDigests) -> None:
-    """Called before the request is added, because hashing takes microseconds per block, and a step waits for the
+    """Hash a prompt before its request is added, because hashing takes microseconds per block, and a step waits for the
     scheduler."""
     if request.salt is not None:
         own = request.prefix

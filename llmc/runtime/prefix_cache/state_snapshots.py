@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from llmc.runtime.requests.request import Request
 
-# A prompt's rest behind its snapshot is a separate step, which reads all weights once more.
+# The rest of a prompt after its snapshot is a separate step, which reads all weights once more.
 SPACING = 64
 
 
@@ -43,11 +43,11 @@ class StateSnapshots:
         """The number of snapshots."""
         return len(self._slots)
 
-    def usable(self, request: Request, found: Sequence[int], computed: int) -> list[int]:
+    def usable(self, request: Request, found_blocks: Sequence[int], computed: int) -> list[int]:
         """The found blocks up to the last one with a snapshot; also plans where to take further snapshots. computed:
         number of blocks that were computed before, not all of which may be usable."""
-        end = len(found)
-        while end and found[end - 1] not in self._slots:
+        end = len(found_blocks)
+        while end and found_blocks[end - 1] not in self._slots:
             end -= 1
         known, last = request.states, end * self._block_size
         known.kept, known.stops = last, []
@@ -56,7 +56,7 @@ class StateSnapshots:
             if self.count and position - last >= self._spacing:
                 known.stops.append(position)
                 last = position
-        return list(found[:end])
+        return list(found_blocks[:end])
 
     def restore(self, request: Request) -> None:
         """Restore the states of the request's seat as of the end of its last block. All of its blocks must have been
@@ -68,7 +68,7 @@ class StateSnapshots:
         self._copy_states(self._slots[block], own.seat)
 
     def fork(self, parent: Request, child: Request) -> None:
-        """Let the states of the child's seat be those of the parent's."""
+        """Copy the states of the parent's seat to the child's."""
         first, own = parent.standing.seat, child.standing.seat
         assert first is not None and own is not None
         self._copy_states(first, own)

@@ -37,8 +37,8 @@ _GREETING_SECONDS = 10.0
 
 
 def gather_ranks(engine: EngineDirectory, plan: RankPlan, launch: Launch, tell_lost: Callable[[], None]) -> Team:
-    """All but this one, the first, whose plan is given. tell_lost: as Team has it. Raises
-    RankError for those that do not come or do not fit."""
+    """Connect all ranks except this one, the first, whose plan is given. tell_lost: as in Team. Raises RankError for
+    those that do not come or do not fit."""
     launch.check(plan.ranks)
     layout = MemoryLayout.of(engine, plan.exchange_bytes)
     shared = SharedMemory.create(layout.nbytes)
@@ -116,7 +116,7 @@ def meeting(launch: Launch) -> Iterator[Store]:
 
 
 def mark_lost(memory: RankMemory) -> None:
-    """Let this process's step leave its collectives."""
+    """Make this process's step leave its collectives."""
     memory.lost[:] = 1
 
 
@@ -161,7 +161,7 @@ def _await_port(launch: Launch, seconds: float) -> None:
 
 
 def _await_all(store: Store, launch: Launch, own: Greeting, members: list[Member]) -> None:
-    """Listen until every rank has come; each is added to the members."""
+    """Listen until every rank has connected; each is added to the members."""
     seconds = settings().rank_start_seconds
     deadline = time.monotonic() + seconds
     secret = secrets.token_hex(16)
@@ -220,7 +220,7 @@ def _connect(store: Store, launch: Launch, engine: EngineDirectory) -> Channel:
 
 
 def keep_alive(connection: socket.socket) -> None:
-    """Send at once, and notice within half a minute that the other machine is gone."""
+    """Send at once, and notice within half a minute that the other machine is lost."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 4)):

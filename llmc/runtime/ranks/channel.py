@@ -34,7 +34,7 @@ class Channel:
             self.socket.sendall(data)
 
     def receive(self) -> Any:
-        """The next message; None where the other end is closed. Raises OSError, TimeoutError among them."""
+        """Return the next message; None if the other end is closed. Raises OSError, TimeoutError among them."""
         head = self._read(_LENGTH.size)
         text = None if head is None else self._read(_LENGTH.unpack(head)[0])
         return None if text is None else json.loads(text)
@@ -105,7 +105,7 @@ def taken_step(message: dict[str, Any], memory: Bytes) -> Step:
 
 
 def taken_choices(message: dict[str, Any], memory: Bytes) -> RowChoices | None:
-    """How all ranks choose the step's tokens; None where the first one has its logits."""
+    """Return how all ranks choose the step's tokens; None if the first one has their logits."""
     arrays = _taken(CHOICE_INPUTS, message, memory)
     return RowChoices(**arrays) if arrays else None
 

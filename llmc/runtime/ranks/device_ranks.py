@@ -79,7 +79,7 @@ class RankedDeviceExecutor:
             raise
 
     def step(self, step: Step) -> Logits:
-        """On all ranks. Raises RankError that names one that has ended; no later step works then."""
+        """Run a step on all ranks. Raises RankError that names one that has ended; no later step works then."""
         return self._with_all(step, lambda: self._own.step(step))
 
     def choose(self, step: Step, wanted: StepOutput, choices: RowChoices) -> Chosen:
@@ -104,7 +104,7 @@ class RankedDeviceExecutor:
         self._own.move_slots(sources, destinations, group)
 
     def close(self) -> None:
-        """Also end the other ranks."""
+        """Close the executor, and end the other ranks."""
         self._team.close()
         if self._place is not None:
             self._place.part()
@@ -165,7 +165,7 @@ def _met(meet: Callable[[], DevicePlace]) -> DevicePlace:
 
 
 def patience() -> timedelta:
-    """How long ranks wait for each other while they connect."""
+    """Return the time for which ranks wait for each other while they connect."""
     return timedelta(seconds=settings().rank_start_seconds)
 
 

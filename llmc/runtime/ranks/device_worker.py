@@ -12,7 +12,7 @@ from llmc.runtime.ranks.rank_plan import RankPlan
 
 
 def work_on_device(engine: EngineDirectory, plan: RankPlan, channel: Channel, memory: RankMemory) -> None:
-    """On the GPU with the rank's number, or on the CPU as the first rank's kernels are. Raises LlmcError."""
+    """Run steps on the GPU with the rank's number, or on the CPU as the first rank's kernels do. Raises LlmcError."""
     own = of_rank(engine, plan.rank)
     if plan.executor == "ptx":
         from llmc.runtime.executors.ptx import open_ptx_rank

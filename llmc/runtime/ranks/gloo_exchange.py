@@ -57,7 +57,7 @@ class GlooExchange:
 
 
 def own_address(launch: Launch) -> str:
-    """This machine's in the network that leads to the first rank's."""
+    """Return this machine's address in the network that leads to the first rank's."""
     kind, _, _, _, address = socket.getaddrinfo(launch.address, launch.port, type=socket.SOCK_DGRAM)[0]
     with socket.socket(kind, socket.SOCK_DGRAM) as probe:
         probe.connect(address)  # Sends nothing.
@@ -66,7 +66,8 @@ def own_address(launch: Launch) -> str:
 
 
 def _device(launch: Launch) -> Any:
-    """By default gloo takes the address that the machine's name has, which others often cannot reach."""
+    """Return gloo's network device. By default gloo takes the address of the machine's name, which others often cannot
+    reach."""
     interface = os.environ.get("GLOO_SOCKET_IFNAME")
     if interface:
         return _Gloo.create_device(interface=interface)

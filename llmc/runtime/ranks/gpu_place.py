@@ -28,7 +28,8 @@ _TURN_SECONDS = 0.01
 
 
 def meet_gpus(rank: int, ranks: int, store: Store, memory: RankMemory) -> DevicePlace:
-    """With all others at once, on torch's current device. Raises RankError for a library that does not answer."""
+    """Connect torch's current device with those of all other ranks. Raises RankError for a library that does not
+    answer."""
     device = torch.device("cuda", torch.cuda.current_device())
     # Without device_id, so that NCCL begins with its first call, after the memory was tested.
     distributed.init_process_group("cpu:gloo,cuda:nccl", store=store, rank=rank, world_size=ranks, timeout=patience())
@@ -74,7 +75,7 @@ class _Stream:
             work()
 
     def ends_within(self, seconds: float) -> bool:
-        """Asked again and again, since waiting could not be broken off."""
+        """Return whether the work ends within `seconds`. It is polled, because waiting could not be interrupted."""
         deadline = time.monotonic() + seconds
         while not self.stream.query():
             if time.monotonic() > deadline:
@@ -91,7 +92,7 @@ def _all(mine: bool, host: distributed.ProcessGroup) -> bool:
 
 
 def _check_library(rank: int, ranks: int, device: torch.device) -> None:
-    """Both of the library's functions, so that a graph that captures them finds their communicator ready."""
+    """Call both of the library's functions, so that a graph that captures them finds their communicator ready."""
     x = torch.full((1, ranks), rank, dtype=torch.int32, device=device)
     gathered, parts = (torch.full((ranks * ranks,), -1, dtype=torch.int32, device=device) for _ in range(2))
 
@@ -106,7 +107,7 @@ def _check_library(rank: int, ranks: int, device: torch.device) -> None:
         raise RankError(
             f"NCCL {problem or 'gave wrong values'} in its first exchange among {ranks} GPUs",
             at=f"rank {rank} ({torch.cuda.get_device_name(device)})",
-            fix="set NCCL_DEBUG=INFO to see what it waits for; NCCL_P2P_DISABLE=1 has it go through the host's memory",
+            fix="set NCCL_DEBUG=INFO to see the cause, or NCCL_P2P_DISABLE=1 to exchange through the host's memory",
         )
 
 

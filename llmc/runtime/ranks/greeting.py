@@ -11,8 +11,8 @@ from llmc.errors import RankError
 
 @dataclass(frozen=True)
 class Greeting:
-    """version: of llmc. engine: SHA-256 of the manifest, so of the program, the library and all weights. path: where
-    the rank has it."""
+    """The first message of a rank, to check that ranks fit together. version: of llmc. engine: SHA-256 of the manifest,
+    so of the program, the library and all weights. path: where the rank has it."""
 
     version: str
     engine: str
@@ -20,7 +20,7 @@ class Greeting:
 
     @staticmethod
     def of(engine: EngineDirectory) -> "Greeting":
-        """This process's."""
+        """Return the greeting of this process."""
         digest = hashlib.sha256(manifest_text(engine.manifest).encode()).hexdigest()
         return Greeting(VERSION, digest, str(engine.path))
 
@@ -28,7 +28,7 @@ class Greeting:
         """Raise RankError if another rank runs another llmc or engine. theirs: its message; rank: its name in
         errors."""
         if not isinstance(theirs, dict) or not all(isinstance(theirs.get(key), str) for key in asdict(self)):
-            raise RankError(f"{rank} does not speak as a rank of llmc {VERSION}: {theirs!r:.80}", at=rank, fix=_SAME)
+            raise RankError(f"{rank} does not answer as a rank of llmc {VERSION}: {theirs!r:.80}", at=rank, fix=_SAME)
         if theirs["version"] != self.version:
             raise RankError(f"{rank} runs llmc {theirs['version']}, the first rank {self.version}", at=rank, fix=_SAME)
         if theirs["engine"] != self.engine:

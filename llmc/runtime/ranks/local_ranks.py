@@ -22,8 +22,8 @@ WORKER = "llmc.runtime.ranks.worker"
 
 
 def start_ranks(engine: EngineDirectory, plan: RankPlan, tell_lost: Callable[[], None]) -> Team:
-    """All but the first, whose plan is given; the others get the same. tell_lost: as Team has it. Raises RankError for
-    one that does not come up or has another engine, and leaves none behind then."""
+    """Start all ranks except the first, whose plan is given; the others get the same. tell_lost: as in Team. Raises
+    RankError for a rank that does not start or has another engine; no process is then left behind."""
     layout = MemoryLayout.of(engine, plan.exchange_bytes)
     shared = SharedMemory.create(layout.nbytes)
     seconds = settings().rank_start_seconds

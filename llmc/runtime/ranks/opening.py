@@ -11,7 +11,8 @@ _FLAGS_BYTES = 4096
 
 
 def open_on_cpus(request: OpeningRequest) -> tuple[RankedCppExecutor, int]:
-    """Raises TargetError where this machine lacks instructions, RankError for a rank that does not come up."""
+    """Open a CPU engine of several ranks. Raises TargetError if this machine lacks instructions, RankError for a rank
+    that does not start."""
     directory = request.directory
     check_target(directory.path, directory.manifest.target)
     blocks, _ = request.in_host_memory()
@@ -29,7 +30,7 @@ def open_on_gpus(request: OpeningRequest) -> tuple[RankedDeviceExecutor, int]:
 
 
 def open_interpreted(request: OpeningRequest) -> tuple[RankedDeviceExecutor, int]:
-    """In this machine's memory, a process for each rank. Raises RankError."""
+    """Open an engine in this machine's memory, with a process for each rank. Raises RankError."""
     from llmc.runtime.executors.triton_interpreter import open_engine
     from llmc.runtime.ranks.interpreted_place import meet_interpreted, shared_bytes
 
@@ -39,7 +40,7 @@ def open_interpreted(request: OpeningRequest) -> tuple[RankedDeviceExecutor, int
 
 
 def open_executed(request: OpeningRequest) -> tuple[RankedDeviceExecutor, int]:
-    """As `open_interpreted`, by the PTX that the engine keeps. Raises RankError, EngineFormatError."""
+    """Open an engine as `open_interpreted` does, by the PTX that it keeps. Raises RankError, EngineFormatError."""
     from llmc.runtime.executors.ptx import open_engine
     from llmc.runtime.ranks.interpreted_place import meet_interpreted, shared_bytes
 

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 
 def work_for_first_rank(path: Path, threads: int | None, executor: ExecutorName | None = None) -> None:
-    """In a process that torchrun started as another rank of the engine than the first: be that rank until the first
-    closes the engine, and end this process. Returns at once in all other processes. executor: the requested executor.
+    """Serve as another rank than the first, if torchrun started this process as one: until the first closes the engine,
+    which ends this process. Returns at once in all other processes. executor: the requested executor.
 
     Raises RankError in all processes for an engine or an executor whose ranks torchrun cannot start, and LlmcError.
     """

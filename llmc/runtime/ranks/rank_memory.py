@@ -90,7 +90,7 @@ class RankMemory:
         return self.bytes[line : line + 8].view(np.uint64)
 
     def place(self, rank: int) -> LlmcRanks:
-        """How a rank's library exchanges values with the others' of its stage."""
+        """Return the places through which a rank's library exchanges values with those of its stage."""
         ranks = self.layout.ranks
         address = self.bytes.ctypes.data + ranks.stage_of(rank) * self.layout.exchange
         return LlmcRanks(ranks.tensor_rank_of(rank), ranks.tensor, address, 0)

@@ -53,7 +53,7 @@ class RankedCppExecutor(ChoosingCppExecutor):
             raise
 
     def step(self, step: Step) -> Logits:
-        """On all ranks. Raises RankError that names a rank which has ended; no later step works then."""
+        """Run a step on all ranks. Raises RankError that names a rank which has ended; no later step works then."""
         self._team.tell_step(step)
         logits = super().step(step)
         self._team.check()
@@ -90,7 +90,7 @@ class RankedCppExecutor(ChoosingCppExecutor):
         return self._team.error() if self._team.is_lost.is_set() else None
 
     def when_lost(self, tell: Callable[[], None]) -> None:
-        """Have it called by another thread when a rank is lost."""
+        """Set a function that another thread calls when a rank is lost."""
         self._lost_told = tell
         if self._team.is_lost.is_set():
             tell()
@@ -108,7 +108,7 @@ class RankedCppExecutor(ChoosingCppExecutor):
         self._team = self._gather()
 
     def close(self) -> None:
-        """Also end the other ranks."""
+        """Close the executor, and end the other ranks."""
         self._team.close()
         super().close()
 

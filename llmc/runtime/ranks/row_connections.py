@@ -17,7 +17,7 @@ from llmc.settings import settings
 
 
 def connect_neighbours(store: Store, launch: Launch, layout: RankLayout) -> tuple[Channel | None, Channel | None]:
-    """The connections to the rank that this one receives rows from, and to the rank that it sends rows to; None where
+    """The connections to the rank that this one receives rows from, and to the rank that it sends rows to; None if
     there is none. All ranks call this together. Raises RankError."""
     before, behind = layout.before(launch.rank), layout.behind(launch.rank)
     if before is None:
@@ -58,8 +58,7 @@ def _accepted(listener: socket.socket, secret: str, rank: int) -> Channel:
             raise RankError(
                 f"rank {rank}, which sends rows to this one, did not connect within {seconds:g} seconds",
                 at="the engine's ranks",
-                fix="look whether all machines reach each other; where starting takes longer, set "
-                "LLMC_RANK_START_SECONDS",
+                fix="check that all machines reach each other; if starting takes longer, set LLMC_RANK_START_SECONDS",
             ) from None
         except (OSError, ValueError):
             channel.close()

@@ -24,7 +24,7 @@ class StagedCppExecutor(RankedCppExecutor):
         self._number = 0
 
     def step(self, step: Step) -> Logits:
-        """On all ranks, stage by stage. Raises RankError as RankedCppExecutor."""
+        """Run a step on all ranks, stage by stage. Raises RankError as RankedCppExecutor."""
         number, team = self._number, self._team
         # A step that was broken off here may still be under way elsewhere; its place is another.
         self._number += 1
@@ -36,7 +36,7 @@ class StagedCppExecutor(RankedCppExecutor):
         return self.own_output
 
     def _await(self, number: int) -> None:
-        """Until the last stage has given the step's logits."""
+        """Wait until the last stage has computed the step's logits."""
         taking, is_there = self._team.rows.taking, False
         assert taking is not None
         still, before = 0, (0, 0)

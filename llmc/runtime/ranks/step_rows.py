@@ -11,8 +11,9 @@ from llmc.runtime.ranks.rank_memory import RankMemory
 
 @dataclass(frozen=True)
 class StepRows:
-    """taking: from the same rank of the stage before; the first rank takes the logits. giving: to the same rank of the
-    next stage; the first one of the last stage gives to the first of all. None for a rank without that neighbour."""
+    """The rows that a stage takes from the one before and gives to the next. taking: from the same rank of the stage
+    before; the first rank takes the logits. giving: to the same rank of the next stage; the first one of the last stage
+    gives to the first of all. None for a rank without that neighbour."""
 
     memory: RankMemory
     rank: int
@@ -48,7 +49,7 @@ class StepRows:
                 self.giving.give(number, output)
 
     def close(self) -> None:
-        """Let the neighbours go."""
+        """Disconnect the neighbours."""
         for end in (self.taking, self.giving):
             if end is not None:
                 end.close()

@@ -37,7 +37,7 @@ class Member:
     shares_memory: bool = True
 
     def end_in_words(self) -> str:
-        """How it ended, as far as this process can know."""
+        """Return how the process ended, as far as this process can know."""
         if self.process is None:
             return "has closed its connection"
         with suppress(subprocess.TimeoutExpired):
@@ -87,15 +87,15 @@ class Team:
         threading.Thread(target=self._watch, name="llmc-ranks", daemon=True).start()
 
     def tell(self, message: object) -> None:
-        """All of them. Raises RankError if one was lost."""
+        """Send a message to all ranks. Raises RankError if one was lost."""
         self.check()
         for member in self._members:
             with suppress(OSError):  # The watcher reports which rank was lost.
                 member.channel.send(message)
 
     def tell_step(self, step: Step, number: int = 0, choices: RowChoices | None = None) -> None:
-        """All ranks, which copy its arrays before they begin. choices: where all choose its tokens. Raises RankError as
-        `tell`."""
+        """Send a step to all ranks, which copy its arrays before they begin. choices: how all choose its tokens. Raises
+        RankError as `tell`."""
         self.check()
         arrays = self.memory.step(number)
         message = {**put_step(step, arrays, choices), "number": number}
@@ -129,7 +129,7 @@ class Team:
         return next((each for each in seen if int(self.memory.ended(each.rank)[0]) <= number), None)
 
     def lose(self, member: Member | None, how: str) -> None:
-        """A rank is of no use any more. how: what it has done, for the error."""
+        """Mark a rank as lost. how: what happened to it, for the error."""
         if member is not None:
             self._reason = f"{member.name} {how}"
             if member.process is not None:
@@ -153,7 +153,7 @@ class Team:
         self._shared.close()
 
     def _watch(self) -> None:
-        """Until a rank is lost or the engine is closed.
+        """Watch the ranks until one is lost or the engine is closed.
 
         Time is counted in iterations of this loop, so that a process that was stopped does not suspect its ranks
         afterwards.

@@ -23,7 +23,7 @@ from llmc.runtime.ranks.step_rows import StepRows
 
 
 def main(arguments: list[str]) -> None:
-    """As local_ranks starts it: the engine, then descriptors and numbers."""
+    """Run a rank with the arguments of local_ranks: the engine, then descriptors and numbers."""
     path = Path(arguments[0])
     descriptor, nbytes, connection, lifeline = map(int, arguments[1:5])
     before, behind = (Channel(socket.socket(fileno=int(each))) if each else None for each in arguments[5:7])
@@ -58,7 +58,7 @@ def await_plan(channel: Channel) -> RankPlan | None:
 
 
 def open_rank(engine: EngineDirectory, plan: RankPlan, threads: int, place: LlmcRanks) -> ChoosingCppExecutor:
-    """With the rank's program and weights. Raises LlmcError."""
+    """Open the executor with the rank's program and weights. Raises LlmcError."""
     return ChoosingCppExecutor(of_rank(engine, plan.rank), plan.blocks, threads, ranks=place)
 
 

@@ -129,7 +129,7 @@ class BeamSearch:
         return edited(scores, self._edits, Written(np.array(beam.tokens, np.int64), self.prompt_tokens))
 
     def advance(self, current: "Beam", forks: Forks) -> None:
-        """When every live beam has reported, choose the next ones. `current` is the one that the loop is at. Raises
+        """Choose the next beams when every live beam has reported. `current` is the beam that the loop is at. Raises
         RequestError."""
         if self.finished or len(self._reports) < len(self._live):
             return
@@ -241,7 +241,7 @@ class Beam(Request):
         self.text = text
 
     def receive(self, start: int, logits: npt.NDArray[np.float32]) -> None:
-        """Tell the search what may follow."""
+        """Report the beam's candidates to the search."""
         best = int(logits[-1].argmax())
         check_finite(best, float(logits[-1][best]), self.search.dtype)
         self.search.report(self, logits[-1])
@@ -257,7 +257,7 @@ class Beam(Request):
         self.search.finished = True
 
     def extend(self, token: TokenLogprobs, total: float, text: OutputText | None) -> None:
-        """Go on with that token. text: with it."""
+        """Continue with that token. text: with it."""
         self.tokens.append(token.token_id)
         self.logprobs = (*self.logprobs, token)
         self.total = total

@@ -1,4 +1,4 @@
-"""The boundary between the engine's loop and what is done for one request: nothing that is raised behind it passes.
+"""The boundary between the engine's loop and the work for one request: no exception from inside passes it.
 
 Behind it run samplers, grammars, edits, stop strings, drafts, beams, decoded texts, adapters and users' functions. The
 loop calls all of them by `attempt`, so that whatever is raised there is the error of that request, and the loop goes
@@ -43,7 +43,7 @@ def errors(names: Iterable[Name], found: Iterable[object]) -> dict[Name, Request
 
 @contextmanager
 def as_llmc_error() -> Iterator[None]:
-    """For a caller's own thread: whatever is raised inside comes out as an LlmcError."""
+    """Turn every exception inside into an LlmcError, in a caller's own thread."""
     try:
         yield
     except (LlmcError, *_ENDS):

@@ -36,7 +36,8 @@ class Ending:
         return output > self.min_tokens
 
     def after(self, token: int, length: int, prompt: int, stop_string: str | None, is_complete: bool) -> End | None:
-        """Why the output ends with `token`, the last of `length` tokens, `prompt` of them the prompt's; None if not.
+        """Return why the output ends with `token`, the last of `length` tokens, `prompt` of them the prompt's; None if
+        it does not.
 
         A stop string counts before a stop token, and both before the length. A grammar that lets nothing follow ends
         the output also before min_tokens, since no token may come.

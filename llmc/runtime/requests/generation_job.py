@@ -19,7 +19,7 @@ class GenerationJob(Protocol):
 
     @property
     def sequences(self) -> Sequence[Request]:
-        """All that may be in the loop now."""
+        """All sequences that may be in the loop now."""
 
     @property
     def finished(self) -> bool:
@@ -27,7 +27,7 @@ class GenerationJob(Protocol):
 
     @property
     def error(self) -> RequestError | None:
-        """Why the request has failed."""
+        """The reason why the request has failed."""
 
     @property
     def prompt_logprobs(self) -> tuple[TokenLogprobs | None, ...] | None:
@@ -68,9 +68,8 @@ class SampledJob:
 
     @property
     def prompt_logprobs(self) -> tuple[TokenLogprobs | None, ...] | None:
-        """As they were computed with the prompt; None as well for tokens that a request that was cut short has not
-        come to.
-        """
+        """The log-probabilities that were computed with the prompt; also None for tokens that a cut request has not
+        reached."""
         if not self.first.scored_end:
             return None
         found = self.first.prompt_logprobs
@@ -83,7 +82,7 @@ class SampledJob:
                 choice.stop(reason)
 
     def results(self) -> list[ChoiceResult]:
-        """In order of index, or the likeliest by mean log-probability first."""
+        """Return the finished choices in order of index, or the likeliest by mean log-probability first."""
         choices = list(self.choices)
         if self.given < len(choices):
             choices.sort(key=lambda c: -(c.cumulative_logprob or 0.0) / max(1, len(c.tokens) - c.prompt_tokens))

@@ -165,7 +165,7 @@ class JobBuilder:
         return OutputText(self.decoder(params), params.stop_strings(), keep_stop=params.include_stop_str_in_output)
 
     def decoder(self, params: SamplingParams) -> Decode:
-        """Gives the text of an output's tokens for a request with these parameters.
+        """Return the function that gives the text of an output's tokens for a request with these parameters.
 
         Where special tokens are left out, the token that ends the output is one, marked so in tokenizer.json or not.
         """

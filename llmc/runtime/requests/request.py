@@ -92,7 +92,7 @@ class Request(ABC):
 
     @property
     def choice(self) -> RowChoice | None:
-        """How a device can choose its next token without showing it the logits; None if it needs them."""
+        """Return how a device can choose the next token without showing its logits; None if the request needs them."""
         return None
 
     def read(self, start: int, logits: npt.NDArray[np.float32]) -> None:
@@ -119,12 +119,12 @@ class Request(ABC):
         """After `receive`: start, resume or remove other sequences of the same client's request."""
 
     def expire(self) -> None:
-        """Its deadline has passed: end with the current output."""
+        """End with the current output, because the deadline has passed."""
         self.end()
 
     @property
     def pending(self) -> int:
-        """Tokens that the model has yet to read."""
+        """The number of tokens that the model has not read yet."""
         return len(self.tokens) - self.computed
 
     def logit_rows(self, count: int) -> int:

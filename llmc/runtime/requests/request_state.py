@@ -27,7 +27,7 @@ class Standing:
     sequence: order of arrival. is_waiting: in a queue. seat: which of max_sequences it has while it holds blocks: the
     slot of its states, where the model has some. started: when it first got one, as Request.arrived counts.
     cached_tokens: found in the prefix cache then. blocks: of the KV cache, in order of position; groups: tables of the
-    groups of caches behind the first. computed: see Request.computed, which also covers requests that decode.
+    groups of caches after the first. computed: see Request.computed, which also covers requests that decode.
     """
 
     sequence: int = 0
@@ -44,7 +44,7 @@ class Standing:
         return self.groups[group - 1].blocks if group else self.blocks
 
     def dropped(self, group: int) -> int:
-        """How many rows fewer than positions the request has in a group of caches."""
+        """Return the number of rows that a group of caches has fewer than the request has positions."""
         return self.groups[group - 1].dropped if group else 0
 
     def slot(self, group: int, position: int, block_size: int) -> int:

@@ -80,7 +80,7 @@ def uniform_pairs(seeds: Ints, counters: Ints) -> Doubles:
 
 
 def _times(groups: TokenIds, numbers: Floats, winners: TokenIds, seed: int, counter: int) -> Doubles:
-    """When the clocks of groups ring: [groups, 64]."""
+    """Return the arrival times of groups, [groups, 64]."""
     places = (groups[:, None] * _RUN + np.arange(_RUN)).astype(np.uint64)
     own = np.concatenate(_words(places, seed, counter), axis=1)
     first = (_waiting_time(numbers) / _GROUP)[:, None]
@@ -92,7 +92,7 @@ def _waiting_time(numbers: Floats) -> Doubles:
 
 
 def _uniform(words: Words) -> Floats:
-    """In (0, 1): of 31 of a word's bits, half a unit above the least."""
+    """Return numbers in (0, 1), from 31 bits of each word; the least is half a unit."""
     folded = np.where(words >> np.uint64(31), words ^ _WORD, words).astype(np.float32)
     return folded * _UNIT + np.float32(0.5) * _UNIT
 

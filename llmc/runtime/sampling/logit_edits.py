@@ -57,7 +57,7 @@ class AllowedTokens:
     ids: TokenIds
 
     def __call__(self, scores: Row, written: Written) -> Row:
-        """All others become -inf."""
+        """Set all other tokens to -inf."""
         kept = scores[self.ids]
         scores.fill(-np.inf)
         scores[self.ids] = kept
@@ -93,7 +93,7 @@ class BannedSequences:
 
 
 def bad_word_sequences(words: Sequence[str], tokenizer: Tokenizer, vocab_size: int) -> set[tuple[int, ...]]:
-    """Each word as the tokenizer writes it at the beginning of a text and after a space, as vLLM has it.
+    """Return each word's tokens at the beginning of a text and after a space, as in vLLM.
 
     Raises RequestError without a tokenizer.
     """

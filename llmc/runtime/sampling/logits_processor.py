@@ -65,7 +65,7 @@ def argument_count(function: Callable[..., Any]) -> int | None:
     """2 or 3, what the function can be called with; 2 if both; None for neither."""
     try:
         signature = inspect.signature(function)
-    except Exception:  # Some functions that are written in C do not tell, and what is looked at may be a user's.
+    except Exception:  # Some functions that are written in C have no signature, and the object may be a user's.
         return 2
     for count in (2, 3):
         try:

@@ -33,13 +33,13 @@ class TokenMask(Protocol):
     """The tokens that a grammar allows next."""
 
     def allowed(self) -> npt.NDArray[np.bool_]:
-        """By token id: [vocabulary]. Valid until the next call."""
+        """Return for each token id whether it may come next: [vocabulary]. Valid until the next call."""
 
     def accept(self, token: int) -> None:
         """The token was chosen."""
 
     def allowed_after(self, tokens: Sequence[int]) -> npt.NDArray[np.bool_] | None:
-        """By token id, as if these had been chosen; None if they may not come, or nothing after them."""
+        """Return the same after these tokens; None if they may not come, or nothing may follow them."""
 
     def count_acceptable(self, tokens: Sequence[int]) -> int:
         """The number of these tokens, from the first on, that are allowed consecutively."""
@@ -140,14 +140,14 @@ class Sampler:
             self._mask.accept(token)
 
     def choice(self) -> RowChoice | None:
-        """How the executor can choose the next token from the logits; None if only `sample` can.
+        """Return how the executor can choose the next token from the logits; None if only `sample` can.
 
         It draws what `sample` does, a GPU up to the rounding of logits.
         """
         return None if self._changes else self.choice_of_scores()
 
     def choice_of_scores(self) -> RowChoice | None:
-        """How a kernel can choose the next token from `scores`; None if only `sample` can."""
+        """Return how a kernel can choose the next token from `scores`; None if only `sample` can."""
         params = self._params
         if not self.is_random:
             return BEST
@@ -157,7 +157,7 @@ class Sampler:
         return RowChoice(params.temperature, top_k, params.top_p, params.min_p, self._seed, self._generated)
 
     def choice_ahead(self, count: int) -> RowChoice | None:
-        """How the executor can guess the token after the next `count`; None if only `scores_ahead` can."""
+        """Return how the executor can guess the token after the next `count`; None if only `scores_ahead` can."""
         choice = None if self._counts_tokens or self._mask is not None else self.choice_of_scores()
         return None if choice is None else choice.later(count)
 
@@ -265,7 +265,7 @@ def penalize_repetition(scores: Row, seen: TokenIds, params: SamplingParams) -> 
 
 
 def penalize_output(scores: Row, ids: TokenIds, counts: npt.NDArray[np.integer], params: SamplingParams) -> None:
-    """In place. ids: of the output, each once; counts: how often each is there."""
+    """Subtract the penalties of output tokens in place. ids: each once; counts: number of times that each occurs."""
     scores[ids] -= np.float32(params.presence_penalty)
     scores[ids] -= np.float32(params.frequency_penalty) * counts.astype(np.float32)
 
@@ -273,7 +273,8 @@ def penalize_output(scores: Row, ids: TokenIds, counts: npt.NDArray[np.integer],
 def choose(
     samplers: Sequence[Sampler], logits: Iterable[Row], draw: DrawRows | None = None
 ) -> Sequence[int | RequestError]:
-    """Each sampler's token for its row of logits, or why there is none. draw: a kernel that draws what samplers do."""
+    """Return each sampler's token for its row of logits, or the reason for none. draw: a kernel that draws as samplers
+    do."""
     rows = zip(samplers, logits, strict=True)
     if draw is None:
         return attempts(Sampler.sample, rows)
@@ -334,7 +335,7 @@ def _seed(seed: int | None, choice: int) -> int:
 
 
 def _draw(scores: Row, best: int, params: SamplingParams, seed: int, counter: int) -> int:
-    """One of the tokens that the filters keep."""
+    """Draw one of the tokens that the filters keep."""
     return largest_sum(_scaled(scores, best, params), seed, counter)
 
 

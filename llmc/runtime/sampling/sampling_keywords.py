@@ -52,7 +52,7 @@ class SamplingKeywords(TypedDict, total=False):
 
 
 def sampling_defaults() -> dict[str, Any]:
-    """Each parameter's default, by name."""
+    """Return each parameter's default, by name."""
     return {f.name: f.default if f.default_factory is MISSING else f.default_factory() for f in fields(SamplingParams)}
 
 
@@ -64,7 +64,7 @@ def chosen_params(params: SamplingParams | None, keywords: SamplingKeywords) -> 
     if params is None:
         for name, value in keywords.items():
             if isinstance(value, SamplingParams):
-                raise RequestError(f"{name} is not how a SamplingParams is given", at=name, fix=f"write params={name}")
+                raise RequestError(f"{name} is not a sampling parameter", at=name, fix=f"write params={name}")
         return SamplingParams(**keywords)
     if not isinstance(params, SamplingParams):
         raise _no_params(params)

@@ -142,7 +142,7 @@ class SamplingParams:
         self._check_edits()
 
     def __repr__(self) -> str:
-        """Only the fields that differ from their defaults."""
+        """Show only the fields that differ from their defaults."""
         default = SamplingParams()
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         changed = [f"{name}={value!r}" for name, value in values.items() if value != getattr(default, name)]

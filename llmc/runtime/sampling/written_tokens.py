@@ -10,8 +10,8 @@ TokenIds = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Written:
-    """ids: of the prompt and the output, [tokens]; valid until the next token is appended. prompt_tokens: how many of
-    them are the prompt's."""
+    """The tokens of a request, as an array. ids: of the prompt and the output, [tokens]; valid until the next token is
+    appended. prompt_tokens: how many of them are the prompt's."""
 
     ids: TokenIds
     prompt_tokens: int
@@ -31,7 +31,7 @@ class GrowingTokens:
         self._count = self._prompt_tokens = len(prompt)
 
     def append(self, token: int) -> None:
-        """One more token of the output."""
+        """Append a token of the output."""
         if self._count == len(self._ids):
             self._ids = np.concatenate([self._ids, np.empty_like(self._ids)])
         self._ids[self._count] = token

@@ -48,7 +48,8 @@ class AdapterSlots:
                 self._idle[adapter] = None
 
     def lose(self, adapter: PlacedAdapter) -> None:
-        """Its slot could not be written, and is free when the requests that hold the adapter have left."""
+        """Note that an adapter's slot could not be written. It is free when the requests that hold the adapter have
+        ended."""
         self._lost.add(adapter)
 
     def number(self, adapter: PlacedAdapter | None) -> int:

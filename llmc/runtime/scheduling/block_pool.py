@@ -46,17 +46,17 @@ class BlockPool:
 
     @property
     def used(self) -> int:
-        """Blocks that someone holds."""
+        """The number of blocks with a holder."""
         return len(self._holders) - self.available
 
     @property
     def cached(self) -> int:
-        """Blocks without holders that keep a content."""
+        """The number of blocks without holders that keep a content."""
         return len(self._cached) + len(self._least)
 
     @property
     def free(self) -> int:
-        """Blocks without holders and without content."""
+        """The number of blocks without holders and without content."""
         return len(self._free)
 
     def holders(self, block: int) -> int:
@@ -72,7 +72,7 @@ class BlockPool:
         self._on_loss = listener
 
     def watch(self, watcher: BlockWatcher) -> None:
-        """Tell the watcher of blocks from now on."""
+        """Notify the watcher of changes of blocks from now on."""
         self._watcher = watcher
 
     def allocate(self, count: int) -> list[int]:
@@ -91,7 +91,7 @@ class BlockPool:
         return taken
 
     def part(self, block: int) -> int:
-        """Give a shared block up for one's own, which is to be filled as a copy of it."""
+        """Exchange a shared block for one's own, which is to be filled as a copy of it."""
         (own,) = self.allocate(1)
         if self._watcher is not None:
             self._watcher.copied(own, block)
@@ -99,14 +99,15 @@ class BlockPool:
         return own
 
     def share(self, blocks: Sequence[int]) -> None:
-        """One more holder for each of these blocks, which must be held or cached."""
+        """Add a holder to each of these blocks, which must be held or cached."""
         for block in blocks:
             if not self._holders[block] and not self._take(block):
                 raise ValueError(f"block {block} is free and cannot be shared")
             self._holders[block] += 1
 
     def release(self, blocks: Sequence[int], *, least: bool = False) -> None:
-        """One holder fewer for each; the last one's leaving frees or caches the block. least: as worth least.
+        """Remove a holder from each block. A block without holders is freed or cached. least: cached blocks are evicted
+        first.
 
         The last block of the list goes first: a prefix's end is given away before its beginning.
         """
@@ -132,19 +133,19 @@ class BlockPool:
             contents[block] = content
 
     def rename(self, block: int, content: object) -> None:
-        """Another content, of a block that has one."""
+        """Give a block that has a content another one."""
         if self._contents[block] is None:
             raise ValueError(f"block {block} has no content")
         self._contents[block] = content
 
     def forget(self, block: int) -> None:
-        """The block's content is of no use."""
+        """Note that the block's content is not needed any more."""
         self._contents[block] = None
         if self._take(block):
             self._free.append(block)
 
     def _take(self, block: int) -> bool:
-        """A block out of those that are cached; false if it is none of them."""
+        """Take a block out of the cached ones; returns False if it is not cached."""
         for cached in (self._cached, self._least):
             if block in cached:
                 del cached[block]
@@ -152,7 +153,7 @@ class BlockPool:
         return False
 
     def _take_cached(self, count: int) -> list[int]:
-        """The blocks that are worth least, then those that were let go longest ago; their contents are lost."""
+        """Evict the blocks that are worth least, then those that were released longest ago; their contents are lost."""
         contents, least = self._contents, min(count, len(self._least))
         taken = [self._least.popitem(False)[0] for _ in range(least)]
         taken += [self._cached.popitem(False)[0] for _ in range(count - least)]

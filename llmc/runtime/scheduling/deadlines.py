@@ -20,7 +20,7 @@ class Deadlines:
         return len(self._requests)
 
     def watch(self, request: Request) -> None:
-        """One without a deadline is not watched."""
+        """Watch a request; one without a deadline is ignored."""
         if request.deadline is not None:
             key = request.deadline, id(request)
             self._requests[key] = request

@@ -11,7 +11,7 @@ from llmc.runtime.requests.request import Request, SampledRequest
 class DecodeSet:
     """Steady requests at the places 0, 1, … without gaps; the last one fills the gap of one that leaves.
 
-    entered: requests that have come to a place, or whose blocks have been exchanged, since the list was taken.
+    entered: requests that have got a place, or whose blocks have been exchanged, since the list was taken.
     """
 
     def __init__(self, block_size: int) -> None:
@@ -57,6 +57,6 @@ class DecodeSet:
         self._entered.append(request)
 
     def take_entered(self) -> list[Request]:
-        """`entered`, for once. Some may have left again."""
+        """Return `entered` and clear it. Some requests may have left again."""
         entered, self._entered = self._entered, []
         return entered

@@ -29,7 +29,8 @@ class FullTables:
         self._noted: list[Request] = []
 
     def reach(self, request: Request) -> None:
-        """The request has computed more tokens: give back what no later one looks at, and note a full table."""
+        """Release the blocks that no later token of the request reads, and note a full table, after it has computed
+        more tokens."""
         if self._blocks.groups:
             self._blocks.retire(request)
             if self._blocks.is_full(request):
@@ -39,7 +40,7 @@ class FullTables:
         """Cut the full tables of those that were noted and have something to compute.
 
         Args:
-            beginning: requests that decode and begin a block, which are looked at first.
+            beginning: requests that decode and begin a block, which are examined first.
             outline: the step that is planned.
 
         Returns:

@@ -1,4 +1,4 @@
-"""The blocks of a group of layers that do not keep everything, and which of them other requests may begin behind."""
+"""The blocks of a group of layers that do not keep everything, and after which of them other requests may begin."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -9,6 +9,7 @@ from llmc.runtime.engine_stats import GroupStats
 from llmc.runtime.requests.request import Request
 from llmc.runtime.requests.request_state import GroupTable
 from llmc.runtime.scheduling.block_pool import BlockPool
+from llmc.runtime.scheduling.cut_tables import CutTables
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,8 @@ class GroupPool:
     """One group's pool of `count` blocks, which keeps the blocks that the group's policy needs.
 
     A full block keeps as its content the block of group 0 with the same tokens, so a hit on that block finds both. So
-    this pool knows no digests, and it forgets what the prefix cache forgets.
+    this pool knows no digests, and it forgets what the prefix cache forgets. Tables that were cut are kept whole
+    (cut_tables.py).
 
     Args:
         policy: what the group's caches keep of a sequence.
@@ -51,11 +53,12 @@ class GroupPool:
         self._pinned = limits.blocks_for(self._visible.pinned)
         # By block of group 0.
         self._kept: dict[int, int] = {}
+        self._cut_tables = CutTables(self.pool)
         self._on_loss: Callable[[Sequence[int], Sequence[int]], None] | None = None
 
     @property
     def stats(self) -> GroupStats:
-        """Its blocks at this moment."""
+        """The numbers of blocks at this moment."""
         pool = self.pool
         return GroupStats(str(self._policy), pool.count, pool.used, pool.cached, self.kept_rows, self.dropped_rows)
 
@@ -113,42 +116,72 @@ class GroupPool:
         return self._limits.max_model_len if end is None else end - computed
 
     def lacking(
-        self, request: Request, found: Sequence[int], end: int, elsewhere: Callable[[int], bool] = lambda place: False
+        self,
+        request: Request,
+        found_blocks: Sequence[int],
+        end: int,
+        elsewhere: Callable[[int], bool] = lambda place: False,
     ) -> int | None:
         """The last place in the first `end` whose block the next token sees and this pool lacks; None if it has all.
 
-        A table that was cut is not offered to others, so places from the last one before the first cut on count as
-        lacking.
+        Behind the first cut a request begins where a table was kept (cut_tables.py), or else before the last block in
+        front of that cut.
 
         Args:
-            found: blocks of group 0, of the first places.
+            found_blocks: blocks of group 0, of the first places.
             elsewhere: whether a place that the pool lacks is available elsewhere.
         """
         until_cut = self.until_cut(request, end * self._size)
         if until_cut <= 0:
-            return end - 1 + until_cut // self._size
-        return next((place for place in reversed(self.absent(found, end)) if not elsewhere(place)), None)
+            return self._after_cut(found_blocks, end, end - 1 + until_cut // self._size)
+        return next((place for place in reversed(self.absent(found_blocks, end)) if not elsewhere(place)), None)
 
-    def absent(self, found: Sequence[int], end: int) -> list[int]:
+    def _after_cut(self, found_blocks: Sequence[int], end: int, before: int) -> int | None:
+        """Return None if a cut table ends with the first `end` places, else the most places that one ends with, or before."""
+        ends = (
+            place + 1
+            for place in range(min(end, len(found_blocks)) - 1, before, -1)
+            if found_blocks[place] in self._cut_tables
+        )
+        last = next(ends, before)
+        return None if last == end else last
+
+    def cut_table(self, found_blocks: Sequence[int], end: int) -> GroupTable | None:
+        """The cut table that ends with the first `end` places; None if there is none."""
+        return self._cut_tables.at(found_blocks[end - 1]) if 0 < end <= len(found_blocks) else None
+
+    def absent(self, found_blocks: Sequence[int], end: int) -> list[int]:
         """The places among the first `end` whose blocks the next token attends to and this pool lacks."""
-        known = len(found)
-        return [place for place in self.places(end) if place >= known or found[place] not in self._kept]
+        if self.cut_table(found_blocks, end) is not None:
+            return []
+        known = len(found_blocks)
+        return [place for place in self.places(end) if place >= known or found_blocks[place] not in self._kept]
 
     def places(self, end: int) -> list[int]:
         """The places among a sequence's first `end` blocks that the token after them attends to."""
         return [*range(min(self._pinned, end)), *range(self._first(end * self._size), end)]
 
-    def revived(self, found: Sequence[int]) -> int:
+    def revived(self, found_blocks: Sequence[int]) -> int:
         """Number of this group's blocks for these blocks of group 0 that have no holder."""
-        return sum(not self.pool.holders(self._kept[found[place]]) for place in self.places(len(found)))
+        table = self.cut_table(found_blocks, len(found_blocks))
+        blocks = (
+            [self._kept[found_blocks[place]] for place in self.places(len(found_blocks))]
+            if table is None
+            else table.blocks
+        )
+        return sum(not self.pool.holders(block) for block in blocks)
 
-    def start(self, found: Sequence[int]) -> GroupTable:
+    def start(self, found_blocks: Sequence[int]) -> GroupTable:
         """The table of a request that starts after these blocks of group 0. The pool must hold all of them."""
-        places, blocks = self.places(len(found)), [0] * len(found)
+        table = self.cut_table(found_blocks, len(found_blocks))
+        if table is not None:
+            self.pool.share(table.blocks)
+            return table
+        places, blocks = self.places(len(found_blocks)), [0] * len(found_blocks)
         for place in places:
-            blocks[place] = self._kept[found[place]]
+            blocks[place] = self._kept[found_blocks[place]]
         self.pool.share([blocks[place] for place in places])
-        return GroupTable(blocks, self._first(len(found) * self._size))
+        return GroupTable(blocks, self._first(len(found_blocks) * self._size))
 
     def must_return(self, request: Request, table: GroupTable) -> bool:
         """Whether the request's rows cannot be recomputed after preemption, so that they must be swapped out and
@@ -156,7 +189,7 @@ class GroupPool:
         return table.dropped > 0 and not self.policy(request).recomputes
 
     def retire(self, request: Request, table: GroupTable) -> None:
-        """Give back the blocks that no later token of the request sees."""
+        """Release the blocks that no later token of the request sees."""
         first = self._first(request.computed - table.dropped)
         if first > table.first:
             self.keep(request, table, request.prefix.registered, first)
@@ -184,13 +217,16 @@ class GroupPool:
         Rows move to blocks that no one else reads: where others may find a block, another one takes its place if there
         is room, or else it is forgotten. The pool must have the blocks that are missing.
         """
-        self.keep(request, table, request.prefix.registered, request.computed // self._size)
+        full = request.computed // self._size
+        # Requests with the same prompt may need the last table that holds its end.
+        if not table.dropped or full == (request.prompt_length - 1) // self._size:
+            self.keep(request, table, request.prefix.registered, full)
         cut, before, leaving = self._cut(request, table), table.blocks.copy(), list[int]()
         room = self.pool.available - self.missing(request, table)
         for place in self._written(cut):
             block = before[place]
-            # Where no row leaves, keys and values stay as they are.
-            is_found = bool(cut.leaving) and self.pool.content(block) is not None
+            # Before the first row leaves, keys and values stay as they are, and others find only these.
+            is_found = bool(cut.leaving or table.dropped) and self.pool.content(block) is not None
             if self.pool.holders(block) > 1 or (is_found and room > 0):
                 room -= self.pool.holders(block) == 1
                 (table.blocks[place],) = self.pool.allocate(1)
@@ -213,7 +249,12 @@ class GroupPool:
 
     def keep(self, request: Request, table: GroupTable, begin: int, end: int) -> None:
         """Let others find the request's full blocks from `begin` to before `end`, by those of group 0."""
-        if request.salt is None or table.dropped:
+        if request.salt is None or (table.dropped and not self.policy(request).recomputes):
+            return
+        if table.dropped:
+            last = min(end, (self.until_cut(request, 0, table) - 1) // self._size)
+            places, gone = range(max(begin, table.cut_at // self._size), last), table.dropped // self._size
+            self._cut_tables.add(table, {request.standing.blocks[place]: place + 1 - gone for place in places})
             return
         for place in (*range(begin, min(end, self._pinned)), *range(max(begin, table.first), end)):
             block, own = request.standing.blocks[place], table.blocks[place]
@@ -222,21 +263,23 @@ class GroupPool:
 
     def move(self, block: int, other: int) -> None:
         """Two blocks of group 0 hold the same tokens, and only the other one will be found from now on."""
+        self._cut_tables.move(block, other)
         own = self._kept.pop(block, None)
         if own is None:
             return
         if other in self._kept:
-            self.pool.forget(own)
+            self._cut_tables.release(own)
         else:
             self._kept[other] = own
             self.pool.rename(own, other)
 
     def drop(self, blocks: Iterable[int]) -> None:
-        """These blocks of group 0 will not be found any more."""
+        """Drop the blocks that belong to these blocks of group 0, which are no longer found."""
         for block in blocks:
+            self._cut_tables.drop((block,))
             own = self._kept.pop(block, None)
             if own is not None:
-                self.pool.forget(own)
+                self._cut_tables.release(own)
 
     def _cut(self, request: Request, table: GroupTable) -> Cut:
         return self.policy(request).cut(_progress(request, table))
@@ -257,23 +300,25 @@ class GroupPool:
     def _forget(self, block: int) -> None:
         """Remove the block from the blocks that requests can find."""
         content = self.pool.content(block)
-        assert isinstance(content, int)
-        del self._kept[content]
+        if isinstance(content, int):
+            del self._kept[content]
+        self._cut_tables.lose((block,))
         self.pool.forget(block)
 
     def _slot(self, blocks: Sequence[int], row: int) -> int:
         return blocks[row // self._size] * self._size + row % self._size
 
     def _first(self, row: int) -> int:
-        """The first block behind the pinned ones that a token in this row, or in a later one, sees."""
+        """The first block after the pinned ones that a token in this row, or in a later one, sees."""
         return max(self._pinned, self._visible.first(max(0, row - self._slack)) // self._size)
 
     def _lose(self, blocks: Sequence[int], contents: Sequence[object]) -> None:
-        firsts = [block for block in contents if isinstance(block, int)]
+        plain = {own: first for own, first in zip(blocks, contents, strict=True) if isinstance(first, int)}
         if self._on_loss is not None:
-            self._on_loss(blocks, firsts)
-        for block in firsts:
-            del self._kept[block]
+            self._on_loss([*plain], [*plain.values()])
+        for first in plain.values():
+            del self._kept[first]
+        self._cut_tables.lose(blocks)
 
 
 def _progress(request: Request, table: GroupTable | None) -> Progress:
@@ -282,36 +327,36 @@ def _progress(request: Request, table: GroupTable | None) -> Progress:
 
 
 def group_pools(program: Program, blocks: int, slack: int = 0) -> tuple[GroupPool, ...]:
-    """The pools of a program's groups of caches behind group 0, which has `blocks` blocks."""
+    """The pools of a program's groups of caches after group 0, which has `blocks` blocks."""
     _, *counts = program.group_blocks(blocks)
     return tuple(
         GroupPool(policy, count, program.limits, slack) for policy, count in zip(program.policies, counts, strict=True)
     )
 
 
-def usable(groups: Sequence[GroupPool], request: Request, found: Sequence[int]) -> int:
-    """The number of found blocks that a request can begin behind."""
-    return usable_with(groups, request, found, len(found), lambda group, place: False)
+def usable(groups: Sequence[GroupPool], request: Request, found_blocks: Sequence[int]) -> int:
+    """The number of found blocks after which a request can begin."""
+    return usable_with(groups, request, found_blocks, len(found_blocks), lambda group, place: False)
 
 
 def usable_with(
     groups: Sequence[GroupPool],
     request: Request,
-    found: Sequence[int],
+    found_blocks: Sequence[int],
     end: int,
     elsewhere: Callable[[int, int], bool],
 ) -> int:
-    """The number of places, at most `end`, that a request can begin behind.
+    """The number of places, at most `end`, after which a request can begin.
 
     Args:
-        found: blocks of group 0, of the first places.
-        elsewhere: whether a group's block, (group, place), that its pool lacks can be had all the same.
+        found_blocks: blocks of group 0, of the first places.
+        elsewhere: whether a group's block, (group, place), that its pool lacks is available elsewhere.
     """
     while end:
         lacking = [
             place
             for number, group in enumerate(groups, 1)
-            if (place := group.lacking(request, found, end, partial(elsewhere, number))) is not None
+            if (place := group.lacking(request, found_blocks, end, partial(elsewhere, number))) is not None
         ]
         if not lacking:
             break

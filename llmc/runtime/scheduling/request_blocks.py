@@ -42,7 +42,7 @@ class RequestBlocks:
         return count <= self._pool.available and all(count <= group.pool.available for group in self.groups)
 
     def append(self, requests: Iterable[Request], count: int) -> None:
-        """One more for each of the `count` requests; they must fit."""
+        """Append a block to each of the `count` requests; they must fit."""
         for request, block in zip(requests, self._pool.allocate(count), strict=True):
             request.standing.blocks.append(block)
         for index, group in enumerate(self.groups):
@@ -50,7 +50,7 @@ class RequestBlocks:
                 request.standing.groups[index].blocks.append(block)
 
     def extend(self, request: Request, count: int) -> None:
-        """So many more for a request; they must fit."""
+        """Append `count` blocks to a request; they must fit."""
         own = request.standing
         own.blocks += self._pool.allocate(count)
         for group, table in self._tables(request):
@@ -65,7 +65,7 @@ class RequestBlocks:
                 group.pool.release((table.blocks.pop(),))
 
     def retire(self, request: Request) -> None:
-        """Give back what no later token of the request looks at."""
+        """Release what no later token of the request reads."""
         for group, table in self._tables(request):
             group.retire(request, table)
 
@@ -95,36 +95,41 @@ class RequestBlocks:
             group.pool.release(blocks, least=True)
         cuts.leaving.clear()
 
-    def fitting(self, request: Request, tokens: int, rows: int) -> int:
+    def fitting(self, request: Request, tokens: int, rows: int, found_blocks: Sequence[int] = ()) -> int:
         """Number of pending tokens that the request can compute in a step with room for `tokens` tokens and `rows` rows
-        of logits, up to the next cut of one of its tables."""
-        return request.fitting(min(tokens, self.until_cut(request)), rows)
+        of logits, up to the next cut of one of its tables. found_blocks: as of `until_cut`."""
+        return request.fitting(min(tokens, self.until_cut(request, found_blocks)), rows)
 
-    def until_cut(self, request: Request) -> int:
-        """How many tokens may follow those that the request has computed until one of its tables is cut."""
-        found, tables = self._limits.max_model_len, request.standing.groups
+    def until_cut(self, request: Request, found_blocks: Sequence[int] = ()) -> int:
+        """Return the number of tokens that may follow the computed ones before one of the request's tables is cut.
+
+        found_blocks: blocks after which a request without tables is to start.
+        """
+        count, tables = self._limits.max_model_len, request.standing.groups
         for index, group in enumerate(self.groups):
-            found = min(found, group.until_cut(request, request.computed, tables[index] if tables else None))
-        return found
+            table = tables[index] if tables else group.cut_table(found_blocks, len(found_blocks))
+            count = min(count, group.until_cut(request, request.computed, table))
+        return count
 
-    def can_start(self, request: Request, found: Sequence[int], others: Sequence[Request]) -> bool:
-        """Whether there is room for a request behind the found blocks, and for the blocks that the running requests of
+    def can_start(self, request: Request, found_blocks: Sequence[int], others: Sequence[Request]) -> bool:
+        """Whether there is room for a request after the found blocks, and for the blocks that the running requests of
         `others` still need for their tokens."""
-        missing = self._limits.blocks_for(len(request.tokens)) - len(found)
-        needs = [min(missing + group.revived(found), group.most(request)) for group in self.groups]
-        return self._has_room(missing + self._revived(found), needs, others)
+        missing = self._limits.blocks_for(len(request.tokens)) - len(found_blocks)
+        needs = [min(missing + group.revived(found_blocks), group.most(request)) for group in self.groups]
+        return self._has_room(missing + self._revived(found_blocks), needs, others)
 
     def can_return(
-        self, request: Request, found: Sequence[int], saved: SavedRequest, others: Sequence[Request]
+        self, request: Request, found_blocks: Sequence[int], saved: SavedRequest, others: Sequence[Request]
     ) -> bool:
-        """As `can_start`, of a request that was swapped out, behind the first blocks that were found again."""
+        """Return the same as `can_start` for a request that was swapped out, after the first blocks that were found
+        again."""
         total = self._limits.blocks_for(len(request.tokens))
         growth = total - saved.blocks
         needs = [
             min(len(table.places) + growth, group.most(request))
             for group, table in zip(self.groups, saved.tables[1:], strict=True)
         ]
-        return self._has_room(total - len(found) + self._revived(found), needs, others)
+        return self._has_room(total - len(found_blocks) + self._revived(found_blocks), needs, others)
 
     def _has_room(self, need: int, needs: Sequence[int], others: Sequence[Request]) -> bool:
         """Whether the pools have these blocks, and what the others still need. needs: of the groups."""
@@ -140,18 +145,18 @@ class RequestBlocks:
                 return False
         return True
 
-    def _revived(self, found: Sequence[int]) -> int:
+    def _revived(self, found_blocks: Sequence[int]) -> int:
         """Number of these blocks without a holder."""
-        return sum(not self._pool.holders(block) for block in found) if found else 0
+        return sum(not self._pool.holders(block) for block in found_blocks) if found_blocks else 0
 
-    def start(self, request: Request, found: Sequence[int], count: int) -> None:
+    def start(self, request: Request, found_blocks: Sequence[int], count: int) -> None:
         """Start the request on the found blocks, with further blocks up to `count`."""
         own = request.standing
-        if found:
-            self._pool.share(found)
-        own.blocks = list(found)
-        own.groups = tuple(group.start(found) for group in self.groups)
-        self.extend(request, count - len(found))
+        if found_blocks:
+            self._pool.share(found_blocks)
+        own.blocks = list(found_blocks)
+        own.groups = tuple(group.start(found_blocks) for group in self.groups)
+        self.extend(request, count - len(found_blocks))
 
     def must_return(self, request: Request) -> bool:
         """Whether what its blocks hold cannot be computed again."""
@@ -170,13 +175,13 @@ class RequestBlocks:
         assert all(len(own.table(number)) >= table.count for number, table in enumerate(tables))
         return tuple(tables)
 
-    def restore(self, request: Request, found: Sequence[int], tables: Sequence[SavedTable]) -> None:
+    def restore(self, request: Request, found_blocks: Sequence[int], tables: Sequence[SavedTable]) -> None:
         """Restore the request's saved tables, with newly allocated blocks, and the blocks of the first group that were
         found again. There must be room."""
-        self._pool.share(found)
+        self._pool.share(found_blocks)
         first, *others = tables
         own = request.standing
-        own.blocks = [*found, *self._pool.allocate(len(first.places))]
+        own.blocks = [*found_blocks, *self._pool.allocate(len(first.places))]
         restored = []
         for group, table in zip(self.groups, others, strict=True):
             blocks = [0] * table.count
@@ -214,7 +219,7 @@ class RequestBlocks:
             self.extend(request, end - len(own.blocks))
 
     def release(self, request: Request) -> None:
-        """Give all back."""
+        """Release all blocks."""
         own = request.standing
         for group, table in self._tables(request):
             group.pool.release(group.held(table))
@@ -223,7 +228,7 @@ class RequestBlocks:
         own.blocks, own.groups = [], ()
 
     def _tables(self, request: Request) -> Iterable[tuple[GroupPool, GroupTable]]:
-        """None of a request that holds nothing."""
+        """Yield the request's tables; none for a request that holds nothing."""
         return zip(self.groups, request.standing.groups, strict=False)
 
     def _compaction(self, request: Request, group: GroupPool, done: DoneCut) -> list[int]:
@@ -241,7 +246,7 @@ class RequestBlocks:
         return [*header, *done.blocks, *done.places, *slots]
 
     def _gone(self, table: GroupTable) -> int:
-        """Blocks that have left a table."""
+        """Return the number of blocks that have left a table."""
         return table.dropped // self._limits.block_size
 
 

@@ -290,7 +290,7 @@ class Scheduler:
                     self._decoding.note_exchange(request)
 
     def _choose_who_drafts(self, speculation: Speculation) -> None:
-        """All steady requests or none: drafts pay, or they do not, by how many there are."""
+        """Choose all steady requests or none to draft: their number decides whether drafts pay."""
         if speculation.pays(len(self._decoding) + len(self._drafting), min(self._budget, self._rows)):
             for request in self._decoding.requests() if self._decoding else ():
                 self._stop_decoding(request)
@@ -303,7 +303,7 @@ class Scheduler:
             self._drafting.clear()
 
     def _extend_with_drafts(self, speculation: Speculation, outline: StepOutline) -> None:
-        """Each drafting request's last token, and drafts as far as the step and the pool have room for them.
+        """Add each drafting request's last token, and drafts as far as the step and the pool have room for them.
 
         Drafts get their blocks before they are made, because a drafter may also store data in them.
         """
@@ -344,7 +344,7 @@ class Scheduler:
             found = self.prefix_cache.match(request)
         known = len(found)
         own.computed = known * self.block_size
-        count = self._blocks.fitting(request, outline.tokens, outline.rows)
+        count = self._blocks.fitting(request, outline.tokens, outline.rows, found)
         if not count or (self._whole_texts and count < request.pending):
             own.computed = 0
             return False

@@ -51,7 +51,7 @@ class SecondTier:
 
     @property
     def stats(self) -> OffloadStats:
-        """Its blocks at this moment."""
+        """The numbers of blocks at this moment."""
         return self._tier.stats(len(self._saved), self._hits)
 
     def swap_out(self, request: Request, outline: StepOutline, *, must_return: bool = False) -> bool:
@@ -80,7 +80,7 @@ class SecondTier:
         return True
 
     def swapped(self, request: Request) -> SavedRequest | None:
-        """The record of a swapped request if all of its blocks have come back, else None: the request starts again."""
+        """The record of a swapped request if all of its blocks are back; None if the request starts again."""
         saved = self._saved.get(request)
         if saved is None or not self._is_complete(request, saved):
             return None
@@ -167,7 +167,8 @@ class SecondTier:
         return wanted
 
     def _take_in(self, request: Request, found: Mapping[BlockKey, Bytes]) -> None:
-        """Put what has come into the pools, where requests find it, or to what was saved of the request."""
+        """Put the blocks that were read into the pools, where requests find them, or into the record of the swapped
+        request."""
         saved = self._saved.get(request)
         if saved is not None:
             saved.arrived.update({key: found[key] for key in saved.all_keys if key in found})
@@ -224,8 +225,8 @@ class SecondTier:
 
 
 def _most_blocks(request: Request, size: int) -> int:
-    """How many blocks the request may find: its last token is always computed, and so are the tokens whose logits it
-    needs."""
+    """Return the maximum number of blocks that the request may find: its last token is always computed, and so are the
+    tokens whose logits it needs."""
     if request.salt is None or request.scored < request.scored_end:
         return 0
     return (len(request.tokens) - 1) // size

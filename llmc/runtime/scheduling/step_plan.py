@@ -30,9 +30,9 @@ class StepPlan(NamedTuple):
     """The work of one step: first the decodes by place, with one token and one row of logits each, then the chunks.
 
     copies: blocks to be filled from others before the step, {destination: source}; all sources are read first.
-    group_copies: the same of the groups of caches behind the first, by group.
-    grown: decodes that have got one more block. entered: those that have come to their place, or whose blocks are
-    others, since the last step. In both, requests without a place are to be ignored.
+    group_copies: the same of the groups of caches after the first, by group.
+    grown: decodes that have got one more block. entered: those that got their place, or whose blocks changed,
+    since the last step. In both, requests without a place are to be ignored.
     """
 
     decodes: list[SampledRequest]
@@ -63,7 +63,7 @@ class StepOutline:
         return bool(self.copies) or any(self.group_copies.values())
 
     def copies_of(self, group: int) -> dict[int, int]:
-        """Which blocks of a group of caches are to be filled from which others."""
+        """Return which blocks of a group of caches are copied from which others."""
         return self.group_copies.get(group, {}) if group else self.copies
 
     def include(self, request: Request, count: int, draft: Draft = NO_DRAFT) -> None:

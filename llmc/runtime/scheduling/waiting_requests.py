@@ -11,7 +11,7 @@ _AGEING_SECONDS = 10.0
 
 
 class WaitingRequests:
-    """now: on the clock of Request.arrived; set by callers that need ages."""
+    """The requests that wait to start. now: on the clock of Request.arrived; set by callers that need ages."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -22,12 +22,12 @@ class WaitingRequests:
         return len(self._premium) + len(self._free)
 
     def add(self, request: Request) -> None:
-        """One that has come now, and so is the last."""
+        """Add a request that has just arrived, as the last."""
         self._queue_of(request).append(request)
         request.standing.is_waiting = True
 
     def put_back(self, request: Request) -> None:
-        """One that has come before, by order of arrival."""
+        """Put a request that arrived earlier back, by order of arrival."""
         request.standing.is_waiting = True
         queue, sequence = self._queue_of(request), request.standing.sequence
         place = next((i for i, other in enumerate(queue) if other.standing.sequence > sequence), len(queue))

@@ -17,7 +17,8 @@ from llmc.runtime.server.tool_plan import ToolPlan
 
 @dataclass(frozen=True)
 class AnswerPlan:
-    """grammar: the grammar of the output, None for no constraint. reader: makes the deltas of a choice.
+    """How a chat answer is constrained and read. grammar: the grammar of the output, None for no constraint. reader:
+    makes the deltas of a choice.
 
     keeps_special: the output's text has its special tokens, because some of them mark calls or thoughts. thinking:
     None for a model that does not think.

@@ -64,7 +64,7 @@ class TrustRouter:
 
 
 def holder_of(request: Request) -> str | None:
-    """A name for the key that the request came with; None where there is one key or none."""
+    """A name for the key that the request came with; None if there is one key or none."""
     holder: str | None = request.scope.get(_HOLDER)
     return holder
 

@@ -21,10 +21,10 @@ from llmc.runtime.server.routes.adapters import adapter_routes
 from llmc.runtime.server.routes.chat import chat_routes
 from llmc.runtime.server.routes.completions import completion_routes
 from llmc.runtime.server.routes.docs import docs_routes
+from llmc.runtime.server.routes.embeddings import embedding_routes
 from llmc.runtime.server.routes.page import page_routes
 from llmc.runtime.server.routes.responses import response_routes
 from llmc.runtime.server.routes.status import status_routes
-from llmc.runtime.server.routes.text_rows import text_row_routes
 from llmc.runtime.server.routes.tokens import token_routes
 from llmc.runtime.server.served_model import ServedModel
 
@@ -41,7 +41,7 @@ def create_app(
         completion_routes(model),
         chat_routes(model),
         response_routes(model),
-        text_row_routes(model),
+        embedding_routes(model),
         token_routes(model),
         adapter_routes(model),
         status_routes(model, registry),
@@ -49,7 +49,7 @@ def create_app(
 
 
 def application(middleware: Sequence[Middleware], *routes: APIRouter) -> FastAPI:
-    """With the live page and the page of the routes, and errors in OpenAI's shape."""
+    """Return the application with the live page, the page of the routes, and errors in OpenAI's shape."""
     # FastAPI's page of the routes loads scripts from elsewhere; routes/docs.py has another.
     app = FastAPI(title="llmc", docs_url=None, redoc_url=None, middleware=middleware)
     for each in (*routes, page_routes(), docs_routes(app)):

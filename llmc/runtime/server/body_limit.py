@@ -19,7 +19,7 @@ class LimitBody:
 
     A body has `seconds`, plus the time that its bytes take at LEAST_BYTES_PER_SECOND.
 
-    The body is read here, before any route starts, so that a slow client holds nothing but its connection.
+    The body is read here, before any route starts, so that a slow client holds only its connection.
     """
 
     def __init__(self, app: ASGIApp, max_bytes: int, seconds: float) -> None:

@@ -12,7 +12,7 @@ _SHORT = 9
 
 
 def new_identity(form: ToolForm) -> Callable[[], str]:
-    """Makes ids for calls to which the model gave none, as the form's chat templates take them."""
+    """Return a function that makes ids for calls to which the model gave none, in the form of its chat templates."""
     return _short if form.short_ids else _usual
 
 

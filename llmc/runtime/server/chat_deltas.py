@@ -24,7 +24,7 @@ class Ending:
 
 
 def ending_of(delta: ChoiceDelta) -> Ending | None:
-    """None if another delta may follow."""
+    """Return how the answer ends with this delta; None if another one may follow."""
     stop = delta.stop_reason if isinstance(delta.stop_reason, str) else None
     return None if delta.finish_reason is None else Ending(delta.finish_reason, stop)
 
@@ -52,7 +52,7 @@ class EventDeltas(ChatDeltas):
     """Deltas from a reader's events: thoughts, content and tool calls, whose arguments come piece by piece.
 
     single: nothing after the first call counts. forced: the function that the output calls and does nothing else.
-    marks: of the form of calls; a stop string that is none of them may cut a call.
+    marks: of the form of calls; another stop string may cut a call.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class EventDeltas(ChatDeltas):
             self._add_arguments(event, deltas)
 
     def _add_arguments(self, event: CallArguments, deltas: list[Json]) -> None:
-        """Into the delta in which the call begins, if it is the last one."""
+        """Add arguments to the delta in which the call begins, if it is the last one."""
         if deltas and "tool_calls" in deltas[-1]:
             deltas[-1]["tool_calls"][0]["function"]["arguments"] += event.text
         else:

@@ -53,7 +53,7 @@ def template_variables(body: ChatRequest) -> dict[str, Any]:
 
 
 def template_warnings(model: ServedModel, body: ChatRequest) -> list[str]:
-    """A sentence if reasoning_effort changes nothing, because the template does not look at it."""
+    """A sentence if reasoning_effort changes nothing, because the template does not use it."""
     effort = body.reasoning_effort
     source = body.chat_template or ("" if model.template is None else model.template.source)
     names = ("reasoning_effort", *_THINKING_SWITCHES) if effort == "none" else ("reasoning_effort",)

@@ -26,7 +26,7 @@ class _Choice:
 
 
 class ChatReply(Reply[ChatRequest]):
-    """plan: how outputs are read. prompt: the template's text."""
+    """The reply to a chat request. plan: how outputs are read. prompt: the template's text."""
 
     kind = "chat.completion"
     chunk_kind = "chat.completion.chunk"
@@ -66,7 +66,7 @@ class ChatReply(Reply[ChatRequest]):
         return self._counts
 
     def usage(self) -> Json:
-        """With the tokens of thinking for a model that does."""
+        """Return the usage, with the tokens of thinking for a model that thinks."""
         if self._thinking is None:
             return super().usage()
         thought = sum(self._thinking.tokens(c.tokens, self._model.texts.utf8) for c in self._choices)

@@ -44,7 +44,8 @@ class _Told(NamedTuple):
 
 
 class CompletionReply(Reply[CompletionRequest]):
-    """prompts: those to be echoed. drops_output: only the prompt is returned (max_tokens 0)."""
+    """The reply to a completion request. prompts: those to be echoed. drops_output: only the prompt is returned
+    (max_tokens 0)."""
 
     kind = chunk_kind = "text_completion"
 

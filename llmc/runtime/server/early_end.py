@@ -6,7 +6,7 @@ from types import FrameType
 
 
 def end_on_sigterm() -> None:
-    """From now on SIGTERM ends the process with 0, having left every block; uvicorn's handler replaces this one.
+    """Let SIGTERM end the process with 0 from now on, after all blocks are left; uvicorn's handler replaces this one.
 
     A model may be built or loaded for minutes before there is anything to drain.
     """

@@ -19,7 +19,7 @@ class EngineCollector(Collector):
         self._stall_seconds = stall_seconds
 
     def collect(self) -> Iterator[Metric]:
-        """One family per figure."""
+        """Yield a family per figure."""
         stats, is_up = self._engine.stats(), float(self._engine.is_healthy(self._stall_seconds))
         yield self._family(GaugeMetricFamily, "engine_up", "Whether the engine is open and not stuck.", [(is_up,)])
         for name, text, value in gauges(stats):
@@ -48,7 +48,7 @@ class EngineCollector(Collector):
             yield from self._drafts(stats.speculation)
 
     def _drafts(self, stats: SpeculationStats) -> Iterator[Metric]:
-        """By their places, and which of them count, and whether that changes what answers are likely."""
+        """Yield the drafts and accepted drafts by place, and whether acceptance changes the distribution of answers."""
         places = [(str(position), count) for position, count in enumerate(stats.accepted_at)]
         name, text = "spec_decode_num_accepted_tokens_per_pos", "Accepted drafts, by their place."
         yield self._family(CounterMetricFamily, name, text, places, "position")

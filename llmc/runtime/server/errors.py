@@ -103,7 +103,7 @@ def answer_to(scope: Scope, error: Exception) -> ApiError:
 
 
 def error_events(error: ApiError) -> bytes:
-    """How a stream ends that cannot go on: an event with the error, and the one that ends every stream."""
+    """Return the end of a stream that fails: an event with the error, and the event that ends every stream."""
     return b"data: " + bytes(error.response().body) + b"\n\ndata: [DONE]\n\n"
 
 
@@ -115,7 +115,7 @@ def typed_error_event(error: ApiError, sequence_number: int) -> bytes:
 
 
 def end_stream_with(scope: Scope, end: Callable[[ApiError], bytes]) -> None:
-    """Say how the stream that answers a request ends with an error, unless as error_events has it."""
+    """Set the end of a stream that fails; by default it is that of error_events."""
     scope[_STREAM_END] = end
 
 
@@ -148,7 +148,7 @@ def add_error_handlers(app: FastAPI) -> None:
 
 
 def described(errors: Any) -> tuple[str, str | None]:
-    """One line for pydantic's errors, and the field it is about; the first field with an error counts."""
+    """Return pydantic's errors on one line, and the first field that has one."""
     first = errors[0]
     if first["type"] == "json_invalid":
         return f"the body is not JSON: {first.get('ctx', {}).get('error', first['msg'])}", None

@@ -18,7 +18,7 @@ LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 
 
 class CheckHost:
-    """ASGI middleware: 403 for a request whose Host header is none of `hosts`, which are names without a port."""
+    """ASGI middleware: 403 for a request whose Host header is not one of `hosts`, which are names without a port."""
 
     def __init__(self, app: ASGIApp, hosts: Sequence[str]) -> None:
         self._app = app

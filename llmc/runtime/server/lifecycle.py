@@ -42,7 +42,7 @@ class Lifecycle:
 
     @property
     def refusal(self) -> str | None:
-        """Why requests are refused; None if they are not."""
+        """Return why requests are refused; None if they are not."""
         if self.draining:
             return "the server is shutting down; send the request to another one"
         return None if self._is_open() else "the engine is not open now; try again later, or send the request elsewhere"

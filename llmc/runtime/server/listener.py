@@ -1,4 +1,4 @@
-"""The socket that a server listens on: a port, or a Unix socket that replaces one whose server is gone."""
+"""The socket that a server listens on: a port, or a Unix socket that replaces one whose server has ended."""
 
 import fcntl
 import os

@@ -16,7 +16,8 @@ UNKNOWN_FORM = (
 
 @dataclass(frozen=True)
 class ModelForms:
-    """template: None if the model has none. think_tags: None for a model that does not think."""
+    """The template and the forms of calls and thoughts of a model. template: None if the model has none. think_tags:
+    None for a model that does not think."""
 
     template: ChatTemplate | None
     tools: ChosenForm
@@ -29,7 +30,8 @@ class ModelForms:
 
 
 def model_forms(options: ServeOptions) -> ModelForms:
-    """As the options say, else as the model's template does. Raises OptionError for unknown names."""
+    """Return the forms that the options name, or those of the model's template. Raises OptionError for unknown
+    names."""
     files = engine_files(options.engine)
     template = engine_template(files)
     if options.chat_template is not None:

@@ -60,7 +60,7 @@ class _Answer:
         await self._send(message)
 
     async def end(self, error: ApiError, scope: Scope, receive: Receive) -> None:
-        """Say what went wrong, if that can still be said."""
+        """Send the error, if an answer has not begun or can still end with one."""
         if not self._started:
             await error.response()(scope, receive, self._send)
         elif self._is_stream and not self._complete:

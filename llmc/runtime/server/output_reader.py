@@ -26,7 +26,7 @@ class OutputReader(ABC):
 
     @abstractmethod
     def _read(self) -> Generator[None, None, None]:
-        """Tell events, to the end of the output."""
+        """Emit events up to the end of the output."""
 
     def _say(self, event: Event) -> None:
         self._events.append(event)

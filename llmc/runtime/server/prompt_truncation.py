@@ -6,8 +6,8 @@ from typing import NamedTuple
 from llmc.runtime.server.errors import bad_request
 from llmc.runtime.server.schemas.chat import ChatRequest
 from llmc.runtime.server.schemas.completion import CompletionRequest
+from llmc.runtime.server.schemas.embeddings import RowFields
 from llmc.runtime.server.schemas.sampling_fields import SamplingFields
-from llmc.runtime.server.schemas.text_rows import RowFields
 from llmc.runtime.server.served_model import ServedModel
 from llmc.runtime.server.tokenizing import check_text
 

@@ -28,12 +28,12 @@ class RenderQueue:
 
     @staticmethod
     def of_engine() -> "RenderQueue":
-        """For the template that the engine came with, or that the server was started with."""
+        """Return a queue for the template of the engine, or the one with which the server was started."""
         return RenderQueue(TemplateRenderer(workers=_WORKERS), _WORKERS, most_waiting=4096)
 
     @staticmethod
     def of_requests() -> "RenderQueue":
-        """For templates in requests: they are rendered after all others, and their queue is short."""
+        """Return a queue for templates in requests: they are rendered after all others, and their queue is short."""
         renderer = TemplateRenderer(workers=_WORKERS, patience_seconds=SECONDS, niceness=19)
         return RenderQueue(renderer, _WORKERS, most_waiting=16)
 

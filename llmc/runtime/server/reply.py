@@ -50,7 +50,7 @@ class Reply(ABC, Generic[Body]):
 
     @abstractmethod
     def take(self, index: int, output: RequestOutput) -> list[list[Json]]:
-        """Note an output of the request of that index; returns the choices of each chunk that tells of it."""
+        """Note an output of the request of that index; returns the choices of each chunk for it."""
 
     @abstractmethod
     def whole(self) -> Json:

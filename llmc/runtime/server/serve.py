@@ -188,7 +188,7 @@ def event_loop() -> asyncio.Runner:
 
 
 def uvicorn_config(app: ASGIApp, options: ServeOptions) -> uvicorn.Config:
-    """How uvicorn serves; its log of requests comes with the level info."""
+    """Return the configuration of uvicorn; its log of requests is at the level info."""
     return uvicorn.Config(
         app,
         http=limited_headers(_HEADER_SECONDS),

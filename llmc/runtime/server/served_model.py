@@ -30,7 +30,8 @@ from llmc.runtime.text.template_renderer import RenderedPrompt, TemplateInput
 
 @dataclass(frozen=True)
 class ServedModel:
-    """names: what requests may call the model, the first is how it calls itself. template: None if it has none.
+    """The model that a server serves. names: what requests may call the model, the first is how it calls itself.
+    template: None if it has none.
 
     tool_form: the form of the model's tool calls; is_form_known: whether the template determines it. think_tags: the
     tags around thoughts; None if the model does not think. max_model_len: tokens of prompt and output together.

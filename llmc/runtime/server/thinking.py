@@ -11,7 +11,8 @@ from llmc.runtime.text.incoming import Wait
 
 @dataclass(frozen=True)
 class ThinkTags:
-    """opening: what thinking starts with, at the start of an output. closing: what it ends with.
+    """The tags around thoughts. opening: what thinking starts with, at the start of an output. closing: what it ends
+    with.
 
     answer: Tags that may enclose the answer after it. repeats: several thoughts may follow each other.
     """
@@ -34,7 +35,8 @@ class Thinking:
     interrupts: tuple[str, ...] = ()
 
     def tokens(self, output: Iterable[int], utf8: Callable[[int], bytes]) -> int:
-        """How many tokens of an output were spent on thinking, tags included. utf8: a token's bytes."""
+        """Return the number of tokens of an output that were spent on thinking, tags included. utf8: a token's
+        bytes."""
         opening = self.tags.opening.encode()
         ends = [end.encode() for end in (self.tags.closing, *self.interrupts)]
         data, begun, count, thought = bytearray(), self.begun, 0, 0
@@ -96,7 +98,7 @@ def think_tags(parser: str, template: str) -> ThinkTags | None:
 
 
 def _unlikeness(tags: ThinkTags, template: str) -> int:
-    """How little a template that names the tags is like one of theirs, by the tags of the answer."""
+    """Return how much a template that contains the tags differs from a known one, by the tags of the answer."""
     if tags.answer is None:
         return 1
     return 0 if tags.answer[0] in template else 2
@@ -131,7 +133,7 @@ class ThinkingReader(OutputReader):
         yield from source.until((), self._answer)
 
     def _thoughts(self) -> Wait[str | None]:
-        """Tell what is thought, without blanks at its end; the mark behind it, which stays."""
+        """Emit the thoughts, without blanks at their end; return the mark after them, which is not read."""
         held, stops = "", (self._thinking.tags.closing, *self._thinking.interrupts)
         while True:
             text, stop = yield from self._source.piece(stops)

@@ -22,9 +22,9 @@ def logprob_json(texts: TokenTexts, entry: TokenLogprobs, top: int, text: Callab
     }
 
 
-def prompt_logprobs_json(texts: TokenTexts, found: Sequence[TokenLogprobs | None]) -> list[Json | None]:
+def prompt_logprobs_json(texts: TokenTexts, logprobs: Sequence[TokenLogprobs | None]) -> list[Json | None]:
     """Log-probabilities of a prompt's tokens in vLLM's form: by token id, with rank and text."""
-    return [None if entry is None else _ranked_json(texts, entry) for entry in found]
+    return [None if entry is None else _ranked_json(texts, entry) for entry in logprobs]
 
 
 def _ranked_json(texts: TokenTexts, entry: TokenLogprobs) -> Json:

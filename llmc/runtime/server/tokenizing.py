@@ -24,7 +24,8 @@ Encode = Callable[[str], list[int]]
 
 
 class Tokenizing:
-    """pending: texts whose requests wait for the engine, and which the engine does not know yet."""
+    """Tokenizes texts of requests in threads. pending: texts whose requests wait for the engine, and which the engine
+    does not know yet."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer

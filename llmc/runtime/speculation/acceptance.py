@@ -46,7 +46,7 @@ class Acceptance(Protocol):
         """The method's name in rejection_sample_method."""
 
     def tokens(self, judged: Sequence[Judged]) -> list[int | RequestError]:
-        """For each row the draft, another token, or an error; the samplers have accepted the token."""
+        """Return for each row the draft, another token, or an error; the samplers have accepted the token."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,8 @@ class Rejection:
 
 @dataclass(frozen=True)
 class Typical:
-    """Lossy."""
+    """Accepts drafts that are likely enough for the entropy of their row (Medusa). Lossy: it changes the
+    distribution."""
 
     threshold: float
     alpha: float
@@ -85,7 +86,7 @@ class Typical:
 
 
 def kept_or_redrawn(p: Probabilities, q: Probabilities, drafts: Tokens, uniforms: Probabilities) -> Tokens:
-    """For each row the draft, or a token drawn from max(0, p - q) instead: [rows].
+    """Return for each row the draft, or a token drawn from max(0, p - q) instead: [rows].
 
     p, q: [rows, vocabulary], each row with sum 1. drafts: [rows], drawn from q. uniforms: [rows, 2], in (0, 1).
     """
@@ -93,7 +94,7 @@ def kept_or_redrawn(p: Probabilities, q: Probabilities, drafts: Tokens, uniforms
     tokens = drafts.copy()
     lost = np.flatnonzero(uniforms[:, 0] * q[rows, drafts] >= p[rows, drafts])
     left = np.maximum(p[lost] - q[lost], 0.0)
-    # Rounding alone has refused a draft where nothing is left.
+    # If nothing is left, only rounding has refused the draft.
     left = np.where(left.any(axis=1, keepdims=True), left, p[lost])
     upto = left.cumsum(axis=1)
     tokens[lost] = (upto <= uniforms[lost, 1:] * upto[:, -1:]).sum(axis=1)

@@ -22,7 +22,8 @@ class AcceptanceMethod(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class AcceptanceConfig:
-    """method: `rejection_sample_method`. posterior_threshold, posterior_alpha: for TYPICAL, as in Medusa."""
+    """The rule by which drafts are accepted. method: `rejection_sample_method`. posterior_threshold, posterior_alpha:
+    for TYPICAL, as in Medusa."""
 
     method: AcceptanceMethod = AcceptanceMethod.INVARIANT
     posterior_threshold: float = number(0, 1, 0.09)
@@ -70,5 +71,5 @@ def _check_draft_sample_method(values: dict[str, Any]) -> None:
         raise OptionError(
             f"draft_sample_method cannot be {chosen!r:.80}",
             at=OPTION,
-            fix=f"say {_DRAWN!r} or leave it out: drafts are drawn by the request's own parameters and noise",
+            fix=f"set {_DRAWN!r} or leave it out: drafts are drawn with the request's own parameters and noise",
         )

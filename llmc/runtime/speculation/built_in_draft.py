@@ -21,9 +21,9 @@ from llmc.runtime.speculation.second_engine import SecondEngine
 
 @dataclass(frozen=True)
 class BuiltInDraft:
-    """layers: engines, each of which drafts from the hidden states of the one before, the first from the outer
-    engine's. ids: the outer engine's token for each token of the layers; None if the vocabularies are equal.
-    vocab_size: of the outer engine."""
+    """The draft layers in an engine. layers: engines, each of which drafts from the hidden states of the one before,
+    the first from the outer engine's. ids: the outer engine's token for each token of the layers; None if the
+    vocabularies are equal. vocab_size: of the outer engine."""
 
     layers: tuple[SecondEngine, ...]
     ids: TokenIds | None
@@ -66,7 +66,7 @@ def start_built_in(first: EngineDirectory, method: str, *, check_weights: bool) 
             raise OptionError(
                 f"the engine was built with a draft for {family!r}, not for {method!r}",
                 at=OPTION,
-                fix=f'say "method": "{family}"',
+                fix=f'set "method": "{family}"',
             )
         for outer, layer in pairwise([first, *(each.directory for each in layers)]):
             _check_fits(outer.program, layer.program, layer)

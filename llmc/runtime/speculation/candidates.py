@@ -27,7 +27,8 @@ class Following(NamedTuple):
 
 
 class Candidates(Protocol):
-    """width: number of tokens of a request that are continued at once."""
+    """Chooses the candidates of a draft's next tokens. width: number of tokens of a request that are continued at
+    once."""
 
     @property
     def width(self) -> int:
@@ -58,7 +59,7 @@ class ChainCandidates:
         ]
 
     def forget(self, request: SampledRequest) -> None:
-        """Nothing is kept."""
+        """Drop nothing, because nothing is kept."""
 
 
 class TreeCandidates:
@@ -77,7 +78,7 @@ class TreeCandidates:
         return attempts(self._following, [(*place, said) for place, said in zip(places, likely, strict=True)])
 
     def forget(self, request: SampledRequest) -> None:
-        """Only how often candidates are right is kept."""
+        """Drop nothing: only how often candidates are right is kept."""
         self._said.pop(request, None)
 
     def _following(self, request: SampledRequest, drafts: list[int], said: Likely | RequestError) -> Following:

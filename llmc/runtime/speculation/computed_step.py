@@ -37,8 +37,8 @@ class ComputedChunk(NamedTuple):
 
 @dataclass(frozen=True)
 class ComputedStep:
-    """plan: the plan of the step. sides: the side outputs that it left. executor: holds them until the next step.
-    results: of the step."""
+    """A step that was computed, for drafters. plan: the plan of the step. sides: the side outputs that it left.
+    executor: holds them until the next step. results: of the step."""
 
     plan: StepPlan
     sides: tuple[str, ...]

@@ -42,15 +42,15 @@ def read_values(kind: type[Config], values: Mapping[str, Any], method: str) -> C
     return kind(**values)
 
 
-def check_value(each: Field[Any], value: Any) -> None:
+def check_value(field: Field[Any], value: Any) -> None:
     """Raises OptionError if the field does not accept the value."""
-    if "example" in each.metadata:
+    if "example" in field.metadata:
         if not isinstance(value, str) or not value:
-            raise OptionError(f"{each.name} cannot be {value!r:.80}", at=OPTION, fix="give a path")
+            raise OptionError(f"{field.name} cannot be {value!r:.80}", at=OPTION, fix="give a path")
         return
-    low, high = each.metadata["low"], each.metadata["high"]
-    is_whole = each.type in (int, "int")
+    low, high = field.metadata["low"], field.metadata["high"]
+    is_whole = field.type in (int, "int")
     is_number = type(value) is int or (type(value) is float and not is_whole)
     if not is_number or not low <= value <= high:
         what = "a whole number" if is_whole else "a number"
-        raise OptionError(f"{each.name} cannot be {value!r:.80}", at=OPTION, fix=f"give {what} from {low} to {high}")
+        raise OptionError(f"{field.name} cannot be {value!r:.80}", at=OPTION, fix=f"give {what} from {low} to {high}")

@@ -75,7 +75,7 @@ class Draft:
         return replace(self, tokens=[self.tokens[node] for node in nodes], parents=parents, probabilities=drawn_from)
 
     def depths(self) -> list[int]:
-        """By token, its distance from the request's last token: 1 for a token that follows that one."""
+        """Return each token's distance from the request's last token: 1 for a token that follows that one."""
         if self.parents is None:
             return list(range(1, len(self.tokens) + 1))
         depths: list[int] = []
@@ -89,7 +89,8 @@ class Draft:
         return len(self.tokens) if self.parents is None else max(self.depths(), default=0)
 
     def masks(self) -> list[int]:
-        """By token, as for Step.tree_masks: bit d means that the row d places before it is not on its path."""
+        """Return each token's mask, as for Step.tree_masks: bit d means that the row d places before it is not on its
+        path."""
         if self.parents is None:
             return [0] * len(self.tokens)
         masks: list[int] = []

@@ -56,12 +56,12 @@ class DraftGains:
             self._made[index].note(made > index)
 
     def age(self) -> None:
-        """No drafts will be made for a while: give later observations more weight."""
+        """Give later observations more weight, because no drafts will be made for a while."""
         for share in (self._true, *self._true_at, *self._made):
             share.seen = min(share.seen, _OLD)
 
     def tokens(self, asked: int) -> float:
-        """Expected tokens per request and step."""
+        """Return the expected number of tokens per request and step."""
         found = path = 1.0
         for index, share in enumerate(self._levels(asked)):
             path *= self._share_true(index)
@@ -73,12 +73,12 @@ class DraftGains:
         return sum(self._levels(asked))
 
     def drafts(self, asked: int) -> float:
-        """Expected number of drafts that are made for a request."""
+        """Return the expected number of drafts that are made for a request."""
         return sum(self._share_made(index) for index in range(asked))
 
     def _levels(self, asked: int) -> list[float]:
-        """By depth, the share of drafts that are at least that deep; the deepest observed if more were never
-        requested."""
+        """Return for each depth the share of drafts that are at least that deep, or the deepest observed one if more
+        were never requested."""
         deepest = self._depths.get(asked) or min(asked, max(self._depths.values(), default=asked))
         return [self._share_made(index) * min(1.0, deepest - index) for index in range(math.ceil(deepest))]
 

@@ -48,8 +48,8 @@ class _Writing:
 
 
 class DraftModel(CachingDrafter):
-    """executor: has the same number of blocks as the first engine's. limits: limits of its steps. says_from_what:
-    whether drafts come with their distributions."""
+    """Drafts with a second, smaller engine. executor: has the same number of blocks as the first engine's. limits:
+    limits of its steps. says_from_what: whether drafts come with their distributions."""
 
     def __init__(self, executor: Executor, limits: Limits, *, says_from_what: bool = False) -> None:
         self._executor = executor
@@ -67,7 +67,7 @@ class DraftModel(CachingDrafter):
         self._executor.close()
 
     def forget(self, request: SampledRequest) -> None:
-        """Its cached rows may serve other requests."""
+        """Drop the request; its cached rows may serve other requests."""
         self._cache.forget(request)
 
     def write(self, asked: Sequence[tuple[SampledRequest, int]]) -> Sequence[Draft | RequestError]:
@@ -110,10 +110,10 @@ class DraftModel(CachingDrafter):
         ready = [each for each, reading in read if reading.start + len(reading.tokens) == len(each.request.tokens)]
         return ready, [reading for _, reading in read]
 
-    def _unread(self, each: _Writing) -> "_Part":
+    def _unread(self, writing: _Writing) -> "_Part":
         """The tokens of a request that the draft model has not read: at least its last token."""
-        tokens = each.request.tokens
-        start = min(len(tokens) - 1, self._cache.known(each.request, tokens))
+        tokens = writing.request.tokens
+        start = min(len(tokens) - 1, self._cache.known(writing.request, tokens))
         return _Part(start, tokens[start:])
 
     def _read(self, parts: Sequence[tuple[_Writing, "_Part"]]) -> list[tuple[_Writing, Reading]]:
@@ -126,9 +126,9 @@ class DraftModel(CachingDrafter):
                 found.append((each, reading))
         return found
 
-    def _noted(self, each: _Writing, part: "_Part") -> Reading:
-        self._cache.note(each.request, part.start, part.tokens)
-        return Reading(each.request.standing.blocks, part.start, part.tokens)
+    def _noted(self, writing: _Writing, part: "_Part") -> Reading:
+        self._cache.note(writing.request, part.start, part.tokens)
+        return Reading(writing.request.standing.blocks, part.start, part.tokens)
 
 
 class _Part(NamedTuple):
@@ -138,6 +138,6 @@ class _Part(NamedTuple):
     tokens: list[int]
 
 
-def _last(each: _Writing) -> _Part:
+def _last(writing: _Writing) -> _Part:
     """The last draft of a request."""
-    return _Part(len(each.request.tokens) + len(each.drafts) - 1, each.drafts[-1:])
+    return _Part(len(writing.request.tokens) + len(writing.drafts) - 1, writing.drafts[-1:])

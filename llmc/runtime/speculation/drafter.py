@@ -24,11 +24,11 @@ class Drafter(Protocol):
         return ()
 
     def propose(self, requests: Sequence[SampledRequest], most: Sequence[int]) -> Sequence[Draft | RequestError]:
-        """For each request at most `most` draft tokens; NO_DRAFT for none."""
+        """Return at most `most` draft tokens for each request; NO_DRAFT for none."""
 
     def observe(self, step: ComputedStep) -> Mapping[Request, RequestError]:
-        """Called after each step that left side outputs or had drafts, with its results and accepted drafts. Not called
-        by a loop without an executor."""
+        """Learn the results and accepted drafts of a step that left side outputs or had drafts. Not called by a loop
+        without an executor."""
         return {}
 
     def forget(self, request: SampledRequest) -> None:
@@ -40,7 +40,7 @@ class EachDrafter(Drafter, Protocol):
     """A drafter that guesses for one request at a time."""
 
     def draft(self, request: SampledRequest, most: int) -> Draft:
-        """At least one and at most `most` draft tokens for the request."""
+        """Return at least one and at most `most` draft tokens for the request."""
 
     def propose(self, requests: Sequence[SampledRequest], most: Sequence[int]) -> Sequence[Draft | RequestError]:
         """Propose drafts for each request that may have some."""

@@ -23,14 +23,14 @@ _TRIAL_STEPS = 4
 # A decision takes longer than the rest of a step's bookkeeping: as long as decisions agree, the number of steps between
 # them doubles, up to this maximum.
 _LONGEST_LOOK = 16
-# Looked at where more than four drafts may be had: more than these are not looked at one by one.
+# Numbers of drafts that are considered if more than four are possible; others are not considered.
 _COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 
 
 class Gate:
-    """most: maximum drafts per request and step. prior: predicted time of a step by its tokens. draft_prior: predicted
-    time of the drafter for one draft of each of a number of requests, off by the same factor as `prior`; None if
-    negligible."""
+    """Chooses the number of drafts per request. most: maximum drafts per request and step. prior: predicted time of a
+    step by its tokens. draft_prior: predicted time of the drafter for one draft of each of a number of requests, off by
+    the same factor as `prior`; None if negligible."""
 
     def __init__(self, most: int, prior: Prior | None = None, draft_prior: Prior | None = None) -> None:
         self.most = most
@@ -136,7 +136,8 @@ class Gate:
         self._drafting.note(requests, min(seconds / depth, 4 * usual) if usual else seconds / depth)
 
     def seconds(self, requests: int, drafts: int) -> float | None:
-        """Seconds of a step with `drafts` drafts per request, including making them; None before the first step."""
+        """Return the seconds of a step with `drafts` drafts per request, including making them; None before the first
+        step."""
         if not drafts:
             plain, step = self._plain.seconds(requests), self._steps.seconds(requests)
             # It takes no longer than one with drafts: it may have been held up.
@@ -153,5 +154,5 @@ class Gate:
         return 0.0 if step is None else self._draft_prior(requests) * step / self._prior(requests)
 
     def _speed(self, requests: int, count: int) -> float:
-        """Tokens per second of one request."""
+        """Return the tokens per second of one request."""
         return self._gains.tokens(count) / (self.seconds(requests, count) or 1.0)

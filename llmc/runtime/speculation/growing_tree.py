@@ -29,7 +29,8 @@ class Level(NamedTuple):
 
 
 class GrowingTree:
-    """most: maximum nodes of the draft. width: nodes that are read at once; 1 for a chain. tokens: of all nodes."""
+    """A tree of drafts that grows level by level. most: maximum nodes of the draft. width: nodes that are read at once;
+    1 for a chain. tokens: of all nodes."""
 
     def __init__(self, most: int, width: int) -> None:
         self._most, self._width = min(most, MOST_NODES), width
@@ -72,7 +73,7 @@ class GrowingTree:
         read = Draft([self.tokens[node] for node in self._read], parents)
         masks, depths = read.masks(), read.depths()
         if len(unread) == 1 and masks[-1]:
-            first -= 1  # GPUs look at masks of two tokens or more: the one before is read again.
+            first -= 1  # GPUs apply masks of two tokens or more: the one before is read again.
         nodes = self._read[first:]
         hidden = np.stack([self._hidden[self._parents[node]] for node in nodes])
         return Level(nodes, first, read.tokens[first:], depths[first:], masks[first:], hidden)

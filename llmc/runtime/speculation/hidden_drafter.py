@@ -72,9 +72,10 @@ def _each(work: Callable[[_Asked], Found], asked: Iterable[_Asked]) -> list[tupl
 
 
 class HiddenDrafter(CachingDrafter):
-    """layers: executors of the drafter, in the target's vocabulary, with the target's number of blocks. limits: limits
-    of their steps. width: number of a request's nodes that a step expands; 1 for chains, and always with several
-    layers. says_from_what: whether drafts, which are then chains, come with their distributions."""
+    """Drafts with layers that read the model's hidden states. layers: executors of the drafter, in the target's
+    vocabulary, with the target's number of blocks. limits: limits of their steps. width: number of a request's nodes
+    that a step expands; 1 for chains, and always with several layers. says_from_what: whether drafts, which are then
+    chains, come with their distributions."""
 
     def __init__(self, layers: Sequence[Executor], limits: Limits, *, width: int, says_from_what: bool = False) -> None:
         self._says_from_what = says_from_what
@@ -121,7 +122,7 @@ class HiddenDrafter(CachingDrafter):
         return failed | self._read_prompts([request for request in prompts if request not in failed])
 
     def forget(self, request: SampledRequest) -> None:
-        """Its cached rows may serve other requests."""
+        """Drop the request; its cached rows may serve other requests."""
         self._unread.forget(request)
         self._candidates.forget(request)
 
@@ -172,14 +173,15 @@ class HiddenDrafter(CachingDrafter):
         asked.rows = self._unread.complete(asked.rows)
 
     def _read_rows(self, asked: Iterable[_Asked]) -> None:
-        """All layers read the rows; each layer gives one draft for the requests that are ready and need that many."""
+        """Read the rows in all layers; each layer gives one draft for the requests that are ready and need that
+        many."""
         asked = [each for each, _ in _each(lambda each: self._unread.read(each.rows), asked)]
         for layer in range(len(self._layers)):
 
-            def reading(each: _Asked, layer: int = layer) -> HiddenReading | None:
-                if not each.wants(layer):
-                    self._keep_complete(each)
-                return self._unread.reading(each.rows, layer, each.tree.tokens) if len(each.rows.hidden) else None
+            def reading(asked: _Asked, layer: int = layer) -> HiddenReading | None:
+                if not asked.wants(layer):
+                    self._keep_complete(asked)
+                return self._unread.reading(asked.rows, layer, asked.tree.tokens) if len(asked.rows.hidden) else None
 
             read = {each: found for each, found in _each(reading, asked) if found is not None}
             asked = sorted(read, key=lambda each: not each.wants(layer))
@@ -231,7 +233,7 @@ class HiddenDrafter(CachingDrafter):
         return failed
 
     def _next_of_prompt(self, request: SampledRequest, room: int) -> Unread | None:
-        """At most `room` of the next rows to read, which then count as read; None if there are no more."""
+        """Return at most `room` of the next rows to read, which then count as read; None if there are no more."""
         found = self._unread.of_prompt(request)
         if found is None:
             return None

@@ -26,7 +26,7 @@ class HiddenReading(NamedTuple):
 
 
 def hidden_step(readings: Sequence[HiddenReading], block_size: int, wanted: int, sides: tuple[str, ...]) -> Step:
-    """As draft_step; rows keep their own positions where earlier ones are skipped."""
+    """Return a step as draft_step does; rows keep their own positions where earlier ones are skipped."""
     local = [Reading(each.blocks, each.start - each.skipped, each.tokens) for each in readings]
     step = draft_step(local, block_size, wanted)
     counts = [len(each.tokens) for each in readings]

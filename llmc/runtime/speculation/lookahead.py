@@ -28,7 +28,8 @@ from llmc.runtime.speculation.drafter import EachDrafter
 
 @dataclass(slots=True)
 class _Window:
-    """levels: [ngram - 1][columns]. read: number of the request's tokens whose n-grams are in the pool."""
+    """The lookahead window of a request. levels: [ngram - 1][columns]. read: number of the request's tokens whose
+    n-grams are in the pool."""
 
     levels: list[list[int]]
     pool: "NgramPool"
@@ -41,7 +42,8 @@ class _Window:
 
 
 class LookaheadDrafter(EachDrafter):
-    """window: columns. ngram: tokens of an n-gram, at least 2. guesses: n-grams to be verified in a step."""
+    """Drafts n-grams that the model made itself. window: columns. ngram: tokens of an n-gram, at least 2. guesses:
+    n-grams to be verified in a step."""
 
     def __init__(self, window: int, ngram: int, guesses: int) -> None:
         self._columns, self._levels, self._guesses = window, ngram - 1, guesses
@@ -54,7 +56,7 @@ class LookaheadDrafter(EachDrafter):
         return errors((chunk.request for _, chunk, _ in read), attempts(self._advance, read))
 
     def forget(self, request: SampledRequest) -> None:
-        """Nothing is kept for other requests."""
+        """Drop the request's n-grams, which are not kept for other requests."""
         self._windows.pop(request, None)
 
     def draft(self, request: SampledRequest, most: int) -> Draft:

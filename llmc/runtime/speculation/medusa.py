@@ -65,7 +65,7 @@ class MedusaDrafter(EachDrafter):
         return errors((request for request, _ in rows), attempts(observe, rows))
 
     def forget(self, request: SampledRequest) -> None:
-        """Only the statistics of the heads are kept."""
+        """Drop the request; only the statistics of the heads are kept."""
         self._said.pop(request, None)
 
     def draft(self, request: SampledRequest, most: int) -> Draft:

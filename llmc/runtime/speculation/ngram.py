@@ -12,14 +12,15 @@ from llmc.runtime.speculation.drafter import EachDrafter
 
 
 class NgramDrafter(EachDrafter):
-    """shortest, longest: number of last tokens that must match; the longest match is used."""
+    """Drafts the tokens that followed the last tokens earlier. shortest, longest: number of last tokens that must
+    match; the longest match is used."""
 
     def __init__(self, shortest: int, longest: int) -> None:
         self._lengths = range(longest, shortest - 1, -1)
         self._indexes: dict[SampledRequest, NgramIndex] = {}
 
     def forget(self, request: SampledRequest) -> None:
-        """Nothing is kept for other requests."""
+        """Drop the request's n-grams, which are not kept for other requests."""
         self._indexes.pop(request, None)
 
     def draft(self, request: SampledRequest, most: int) -> Draft:
@@ -44,7 +45,7 @@ class NgramIndex:
         self._read_to = 0
 
     def continuation(self, most: int) -> list[int]:
-        """At most `most` tokens that may come next; none if the last n-grams are new."""
+        """Return at most `most` tokens that may come next; none if the last n-grams are new."""
         tokens = self._tokens
         self._read(len(tokens))
         for length, places in zip(self._lengths, self._places, strict=True):

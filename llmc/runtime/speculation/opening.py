@@ -36,7 +36,8 @@ from llmc.runtime.speculation.speculation import Speculation
 
 @dataclass(frozen=True)
 class SpeculationPlan:
-    """first: the target's engine. second: the drafter, with a cache of the same number of blocks."""
+    """The engines of speculation, before they are opened. first: the target's engine. second: the drafter, with a cache
+    of the same number of blocks."""
 
     config: SpeculativeConfig
     first: EngineDirectory
@@ -157,7 +158,7 @@ def _warn_of_few_rows(most: int, tokens: int, limits: Limits) -> None:
     if rows < wanted:
         warnings.warn(
             f"the engine has {rows} rows of logits per step; {limits.max_sequences} requests with {most} drafts each "
-            f"need {wanted}: where there are more than {rows // (1 + most)}, each gets fewer drafts; to change "
+            f"need {wanted}: if there are more than {rows // (1 + most)}, each gets fewer drafts; to change "
             f"that, rebuild it with --max-logit-rows {wanted}",
             LoadWarning,
             stacklevel=4,

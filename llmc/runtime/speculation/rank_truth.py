@@ -10,7 +10,7 @@ _PRIOR = 8.0
 
 
 class RankTruth:
-    """depths, ranks: the maximum depth and rank of candidates."""
+    """Counts accepted candidates by depth and rank. depths, ranks: the maximum depth and rank of candidates."""
 
     def __init__(self, depths: int, ranks: int) -> None:
         # Expected and actual numbers of accepted candidates.

@@ -15,9 +15,9 @@ Prior = Callable[[int], float]
 
 
 class StepTimes:
-    """prior: predicted times. If it is None, a step of an unobserved size is assumed to take the minimum possible
-    time: that of the next smaller size, or below all sizes a proportional time. Options that might be better are
-    therefore tried once."""
+    """Measured and predicted times of steps. prior: predicted times. If it is None, a step of an unobserved size is
+    assumed to take the minimum possible time: that of the next smaller size, or below all sizes a proportional time.
+    Options that might be better are therefore tried once."""
 
     def __init__(self, prior: Prior | None = None) -> None:
         self._prior = prior
@@ -54,7 +54,7 @@ class StepTimes:
         return sum(self._times[each] for each in self._sizes[first : bisect.bisect(self._sizes, size * _ALIKE)])
 
     def seconds(self, size: int) -> float | None:
-        """Seconds of a step of that size; None before the first step.
+        """Return the seconds of a step of that size; None before the first step.
 
         Not more than for a larger size: if the larger one took less, the smaller one was disturbed.
         """

@@ -26,8 +26,9 @@ class _Own:
 
 
 class SuffixDrafter(EachDrafter):
-    """depth: of match and draft together. factor: drafted tokens per matching token. least: minimum probability of a
-    draft as a whole. earlier: outputs of other requests of the same salt."""
+    """Drafts the likeliest continuation from suffix automata. depth: of match and draft together. factor: drafted
+    tokens per matching token. least: minimum probability of a draft as a whole. earlier: outputs of other requests of
+    the same salt."""
 
     def __init__(self, depth: int, factor: float, least: float, earlier: EarlierAnswers) -> None:
         self._depth = depth
@@ -37,7 +38,7 @@ class SuffixDrafter(EachDrafter):
         self._own: dict[SampledRequest, _Own] = {}
 
     def forget(self, request: SampledRequest) -> None:
-        """Its output is kept for requests with the same salt: once, and only if drafts were requested for it."""
+        """Keep the request's output for requests with the same salt: once, and only if drafts were requested for it."""
         if self._own.pop(request, None) is not None:
             self._earlier.add(request.salt, request.tokens[request.prompt_tokens :])
 

@@ -101,7 +101,7 @@ class SuffixAutomaton:
         return max(min(int(n * factor), self._depth - n) for n in lengths)
 
     def _likeliest(self, state: int, budget: int, least: float) -> Continuation:
-        """From a state on, the most frequent token each, while the draft is likely enough."""
+        """Return the chain of the most frequent next tokens from a state on, while the draft is likely enough."""
         tokens: list[int] = []
         probability, score = 1.0, 0.0
         while len(tokens) < budget:

@@ -48,7 +48,7 @@ class UnreadRows:
         self._rows.add(request, start, hidden)
 
     def forget(self, request: SampledRequest) -> None:
-        """Its cached rows may serve other requests."""
+        """Drop the request; its cached rows may serve other requests."""
         self._cache.forget(request)
         self._rows.forget(request)
 
@@ -65,7 +65,7 @@ class UnreadRows:
         return self._rest(request, min(pending.end - 1, len(request.tokens) - self._layers), is_last=False)
 
     def to_the_last(self, request: SampledRequest) -> Unread | None:
-        """Up to the last row, which is read again in any case; None if hidden states are missing."""
+        """Return the rows up to the last one, which is read again in any case; None if hidden states are missing."""
         return self._rest(request, len(request.tokens) - 1)
 
     def read(self, rows: Unread) -> None:

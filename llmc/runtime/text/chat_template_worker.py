@@ -46,7 +46,7 @@ def main() -> None:
 
 
 def limit_resources(memory_bytes: int) -> None:
-    """No more than that much more memory, no file written, no core dump."""
+    """Allow at most that much more memory, no written file, and no core dump."""
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
     most = pages * resource.getpagesize() + memory_bytes
     resource.setrlimit(resource.RLIMIT_AS, (most, most))

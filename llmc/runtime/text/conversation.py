@@ -65,7 +65,8 @@ class ConversationPrompts:
         return self._tokenizer.encode(rendered.text, add_special_tokens=False)
 
     def template(self, given: str | None) -> ChatTemplate:
-        """The template that is meant. Raises RequestError if the model has none, OptionError for none of that name."""
+        """Return the requested template. Raises RequestError if the model has none, OptionError for none of that
+        name."""
         if given is None:
             if self._own_template is None:
                 raise RequestError(
@@ -101,7 +102,7 @@ def says_nothing(message: Message) -> bool:
 
 
 def conversations(messages: Conversation | Iterable[Conversation]) -> list[Any]:
-    """One conversation or several as a list of them, which need not be right."""
+    """Return one conversation or several as a list of them, without checking them."""
     if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Iterable):
         return [messages]
     given = list(messages)

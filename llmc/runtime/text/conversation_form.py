@@ -41,7 +41,7 @@ class Ids(Enum):
 
 
 class Calls(Enum):
-    """The calls of one message. ONE_EACH: a message for each, with its result behind it."""
+    """The calls of one message. ONE_EACH: a message for each, with its result after it."""
 
     TOGETHER = "together"
     ONE_EACH = "one a message"
@@ -63,7 +63,7 @@ class ConversationForm:
     parts: roles whose content is a list of parts. alternates: user and assistant alternate, the user first. blanks: the
     assistant's message may be empty. developer: the role is known.
 
-    tools_name: the template's variable for tools. lists_no_tools: where there are none it is an empty list.
+    tools_name: the template's variable for tools. lists_no_tools: if there are none, it is an empty list.
     fills_tools: each needs a description and parameters.
 
     calls_need_tools: calls are written as text if a request has no tools. calls_with_text: a message may have both.

@@ -18,7 +18,8 @@ _VALUE, _OTHER_VALUE, _RESULT, _OTHER_RESULT = "qzvalue", "qzamount", "qzresult"
 
 @dataclass(frozen=True)
 class Probe:
-    """shows: what a template that fails it does not show. once, somewhere: words that the prompt has, once or more.
+    """A conversation that shows whether a template takes a form. shows: what a template that fails it does not show.
+    once, somewhere: words that the prompt has, once or more.
 
     complete: the same with a value for all that has none, None if that is nothing.
     """

@@ -26,7 +26,8 @@ _TOOL_NAMES = ("tools", "xml_tools")
 
 @dataclass(frozen=True)
 class Fit:
-    """form: the best there is. lacks: what of a conversation no form renders, in words."""
+    """The form of conversations that a template takes. form: the best there is. lacks: what of a conversation no form
+    renders, in words."""
 
     form: ConversationForm
     lacks: tuple[str, ...]
@@ -118,7 +119,7 @@ def _call_example(form: ConversationForm, render: Render, end_token: str) -> str
 
 
 def _common(one: str, other: str) -> int:
-    """How many characters two texts begin with both."""
+    """Return the number of characters with which both texts begin."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 
@@ -131,7 +132,7 @@ def _parts(role: str, **fields: Any) -> Change:
 
 
 def _steps(source: str) -> Iterable[_Step]:
-    """From texts to calls: later probes need what the earlier steps have found. source: of the template."""
+    """Yield the probes from texts to calls: later ones need the results of earlier ones. source: of the template."""
     lists = _set(lists_no_tools=True), _parts("user", lists_no_tools=True)
     yield _Step((probes.USER,), (_set(), _parts("user"), *lists))
     yield _Step((probes.TURNS,), (_set(), _parts("assistant")))

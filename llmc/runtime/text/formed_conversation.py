@@ -108,7 +108,7 @@ def _identity(call: Json, count: int, form: ConversationForm) -> str:
 
 
 def _message(message: Json, form: ConversationForm) -> Json:
-    """One message with the names and kinds of values that the form has."""
+    """Return the message with the names and kinds of values of the form."""
     thought, content, calls = message.get("reasoning_content"), message["content"], message.get("tool_calls")
     found = {name: value for name, value in message.items() if name != "reasoning_content"}
     if thought and calls and content and not form.thought_with_text:

@@ -17,7 +17,7 @@ _BLANK = re.compile(r"\s*")
 
 
 class Incoming:
-    """The text that has come, and a place in it.
+    """The text that was received, and a place in it.
 
     ended: no more comes; cut: because a limit broke the output off. returns: a reader may go back to an earlier place,
     so that text which was read has to stay.
@@ -37,7 +37,7 @@ class Incoming:
         self.text += piece
 
     def end(self, cut: bool) -> None:
-        """No piece follows."""
+        """Note that no piece follows."""
         self.ended, self.cut = True, cut
 
     @property
@@ -120,7 +120,8 @@ class Incoming:
             yield
 
     def until(self, stops: Sequence[str], say: Callable[[str], None], *, drops: bool = False) -> Wait[str | None]:
-        """Say all text before the first of the stops, piece by piece. The stop, which is not read; None at the end."""
+        """Emit all text before the first of the stops, piece by piece. Return the stop, which is not read; None at the
+        end."""
         while True:
             text, stop = yield from self.piece(stops, drops=drops)
             if text:

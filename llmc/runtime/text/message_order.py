@@ -71,7 +71,7 @@ def texts_before_calls(messages: Iterable[Json]) -> list[Json]:
 
 
 def one_call_each(messages: Sequence[Json]) -> list[Json]:
-    """A message with several calls is several, each with the result of its call behind it."""
+    """Split a message with several calls into one per call, each followed by the result of its call."""
     found: list[Json] = []
     waiting = list(messages)
     while waiting:

@@ -82,7 +82,7 @@ class OutputStream:
         return self.output(news)
 
     def output(self, news: Sequence[News]) -> RequestOutput:
-        """Several news as one output."""
+        """Return several news as one output."""
         last = news[-1]
         if last.error is not None:
             raise last.error

@@ -32,7 +32,7 @@ class OutputText:
         self.stopped_by: str | None = None
 
     def fork(self) -> "OutputText":
-        """Another output that begins like this one."""
+        """Return another output that begins like this one."""
         other = copy.copy(self)
         other._ids = self._ids.copy()
         return other
@@ -57,7 +57,7 @@ class OutputText:
             self._append(complete, may_stop)
 
     def finish(self) -> None:
-        """No token follows: bytes that never made a character come out as U+FFFD."""
+        """End the text: bytes that never made a character become U+FFFD."""
         self._append(self._decode(self._ids[self._window :]), may_stop=True)
         self._stop = ()
 
@@ -89,5 +89,5 @@ class OutputText:
 
 
 def held_back(text: str, marks: Iterable[str]) -> int:
-    """How many characters at the end of a text could be the beginning of one of the marks."""
+    """Return the number of characters at the end of a text that could be the beginning of one of the marks."""
     return max((n for mark in marks for n in range(1, len(mark)) if text.endswith(mark[:n])), default=0)

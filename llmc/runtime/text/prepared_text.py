@@ -1,4 +1,4 @@
-"""A text as the model was trained to read it: behind its prompt, in lower case. Token ids are taken as they are.
+"""A text as the model was trained to read it: after its prompt, in lower case. Token ids are taken as they are.
 
 As sentence-transformers does in `encode`, `encode_query` and `encode_document`.
 """

@@ -30,7 +30,7 @@ def token_sequences(
 
 
 def as_list(prompts: Prompts) -> tuple[list[Any], bool]:
-    """The prompts, and whether they were given as one instead of a list. An empty list is one without tokens."""
+    """Return the prompts as a list, and whether a single prompt was given. An empty list is a prompt without tokens."""
     given = _plain(prompts)
     if isinstance(given, str | Mapping):
         return [given], True

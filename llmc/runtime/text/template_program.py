@@ -50,7 +50,8 @@ class TemplateProgram:
 
     @cached_property
     def fit(self) -> Fit:
-        """How the template takes conversations; whatever it raises is a form that it does not take."""
+        """Return how the template takes conversations. An exception in the template means that it does not take the
+        form."""
         return fit(self._source, self._rendered, self._always.get("eos_token") or "")
 
     @property

@@ -53,7 +53,7 @@ class TemplateFit:
 
 @dataclass(frozen=True)
 class RenderedPrompt:
-    """warnings: Changes that the caller may not expect."""
+    """A conversation rendered as a prompt. warnings: Changes that the caller may not expect."""
 
     text: str
     warnings: tuple[str, ...] = ()

@@ -45,7 +45,8 @@ class Tokenizer:
         return self._encoding(text, pair, add_special_tokens).ids
 
     def pair_encoder(self, text: str) -> Callable[[str], list[int]]:
-        """Gives the ids of the text and another one, as `encode` does; the first call tokenizes the text."""
+        """Return a function that gives the ids of the text and another one, as `encode` does; its first call tokenizes
+        the text."""
         first: list[Encoding] = []
 
         def encode(pair: str) -> list[int]:
@@ -98,7 +99,7 @@ class Tokenizer:
         return text
 
     def tokens(self) -> list[str | None]:
-        """As tokenizer.json writes them, by id; None for an id that it leaves out."""
+        """Return the tokens by id, as tokenizer.json has them; None for an id that it leaves out."""
         return [self._fast.id_to_token(i) for i in range(self._fast.get_vocab_size())] if self.exists else []
 
     def token_bytes(self, token_id: int) -> bytes:
@@ -117,7 +118,8 @@ class Tokenizer:
         return max(map(len, self._vocabulary_bytes), default=0)
 
     def tokens_containing(self, text: str) -> frozenset[int]:
-        """The tokens whose bytes contain those of the text. The latest answers are kept: it looks at every token."""
+        """The tokens whose bytes contain those of the text. The latest answers are kept, because it reads every
+        token."""
         found = self._containing.get(text)
         if found is None:
             wanted = text.encode()

@@ -15,7 +15,7 @@ dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=[
 
 @dtypes
 @pytest.mark.parametrize(("out", "columns"), [(1, 1), (32, 4), (33, 5), (95, 6)])
-def test_panels(dtype: torch.dtype, out: int, columns: int) -> None:
+def test_elements_of_panels(dtype: torch.dtype, out: int, columns: int) -> None:
     weight = torch.arange(1, out * columns + 1).reshape(out, columns).to(dtype)
     packed = pack(weight, Layout.PANELS, dtype)
     step = 2 if dtype == torch.bfloat16 else 1

@@ -105,7 +105,7 @@ def test_columns_of_a_reduction_are_not_joined() -> None:
         (True, Kind.BOOL, "true"),
     ],
 )
-def test_numbers(value: float, kind: Kind, text: str) -> None:
+def test_numbers_are_printed_exactly(value: float, kind: Kind, text: str) -> None:
     add = Apply("where" if kind is Kind.BOOL else "add", (1, 0, 0) if kind is Kind.BOOL else (0, 1), Kind.FLOAT)
     parameters = (Parameter("F32", (8, 1), False), Parameter("F32", (8, 1), True))
     loop = Loop(RowCount.ONE, (8,), parameters, (Load(0, Kind.FLOAT), Constant(value, kind), add, Store(1, 2)))

@@ -37,9 +37,11 @@ def values_of(arguments: Sequence[Any]) -> list[Any]:
     return [a.op(*values_of(a.arguments)) if isinstance(a, Claimed) else a for a in arguments]
 
 
-def rounded(x: Tensor | Claimed, format: str, scale: Tensor | None = None) -> Tensor | Claimed:
+def rounded(
+    x: Tensor | Claimed, format: str, scale: Tensor | None = None, group: int | None = None
+) -> Tensor | Claimed:
     """x as a product reads it: rounded to codes of a format on the way, or as it is for "none"."""
-    return x if format == "none" else Claimed(_OPS.round_tokens.default, (x, scale, format, torch.float32))
+    return x if format == "none" else Claimed(_OPS.round_tokens.default, (x, scale, format, torch.float32, group))
 
 
 def normed(x: Tensor, weight: Tensor | None, eps: float = 1e-5) -> Claimed:

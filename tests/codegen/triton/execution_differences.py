@@ -47,6 +47,7 @@ EXPLANATIONS: Mapping[str, Explanation] = MappingProxyType(
         **dict.fromkeys(("paged_decode_kernel", "code_tile_kernel"), ROUNDED),
         **dict.fromkeys(("key_bounds_kernel", "key_masses_kernel"), ROUNDED),
         **dict.fromkeys(("sketch_moments_kernel", "leverages_kernel", "weigh_attention_kernel"), SUMS),
+        **dict.fromkeys(("expected_attention_kernel", "largest_expected_kernel", "turned_means_kernel"), SUMS),
         **{"turning_angles_kernel": FUSED, "blend_scores_kernel": SUMS, "whiten_sketches_kernel": SHIFTED},
         **dict.fromkeys(("norm_kernel", "code_narrow_kernel"), SHIFTED),
     }

@@ -39,7 +39,7 @@ def quantized_weight(
 def meta_blocked(format: str, out: int, columns: int) -> QuantizedWeight:
     """Of a blocked format, on the device meta: shapes and dtypes."""
     parts = {
-        name: torch.empty(out, part.shape[1] * columns // 256, dtype=part.dtype, device="meta")
-        for name, part in blocked_parts(format, 1, 256).items()
+        name: torch.empty(out, part.shape[1], dtype=part.dtype, device="meta")
+        for name, part in blocked_parts(format, 1, columns).items()
     }
     return QuantizedWeight(parts.pop("codes"), parts.pop("scales"), None, format, **parts)

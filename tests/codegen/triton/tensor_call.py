@@ -32,7 +32,7 @@ from tests.gpu_target import gpu_target
 
 _GAP = 16
 # Arguments without a row for each token.
-_WHOLE = ("weight", *CODE_PARTS, "masks", "bias", "inv_freq", "order", "lora_a", "A")
+_WHOLE = ("weight", *CODE_PARTS, "masks", "bias", "inv_freq", "order", "lora_a", "A", "means")
 _MOST_ROWS = 8192
 
 Memory = Mapping[tuple[str, str], Tensor]
@@ -81,12 +81,16 @@ def check(
 
 
 def relative_error(got: Tensor, wanted: Tensor) -> float:
-    """‖got - wanted‖ / ‖wanted‖ in fp64 of what is finite; infinite for another shape, dtype or place of a NaN."""
+    """‖got - wanted‖ / ‖wanted‖ in fp64 of what is finite; infinite for another shape, dtype, or place of a NaN or an
+    infinity."""
     got, wanted = got.cpu(), wanted.cpu()
-    if got.shape != wanted.shape or got.dtype != wanted.dtype or not torch.equal(got.isnan(), wanted.isnan()):
+    if got.shape != wanted.shape or got.dtype != wanted.dtype:
         return float("inf")
-    numbers = got.double().nan_to_num(nan=0.0), wanted.double().nan_to_num(nan=0.0)
-    return float((numbers[0] - numbers[1]).norm() / numbers[1].norm().clamp_min(1e-30))
+    numbers = got.double(), wanted.double()
+    if any(not torch.equal(at(numbers[0]), at(numbers[1])) for at in (torch.isnan, torch.isposinf, torch.isneginf)):
+        return float("inf")
+    finite = [each.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0) for each in numbers]
+    return float((finite[0] - finite[1]).norm() / finite[1].norm().clamp_min(1e-30))
 
 
 class TensorCall:

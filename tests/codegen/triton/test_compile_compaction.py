@@ -11,6 +11,7 @@ from llmc.codegen.triton.compile import Workers
 from llmc.codegen.triton.kernels.compaction.compact_kv import compact_kv
 from llmc.codegen.triton.kernels.compaction.keep_sums import keep_sums
 from llmc.codegen.triton.kernels.compaction.last_uses import last_uses
+from llmc.codegen.triton.kernels.compaction.score_expected import score_expected
 from llmc.codegen.triton.kernels.compaction.score_keys import score_keys
 from llmc.codegen.triton.kernels.compaction.score_leverage import score_leverage
 from llmc.codegen.triton.kernels.compaction.sum_attention import sum_attention
@@ -46,11 +47,14 @@ def test_rows_of_llama_3(
     inv_freq = meta(channels // 2, dtype=torch.float32)
     sketched = (queries, queries, cache, cache, sums, sums, numbers, meta(channels, SKETCH, dtype=torch.float32))
     turned = (inv_freq, False, format is not None, 0.1, None, 8, 4, channels, _LONGEST, format)
+    means = meta(32, channels + channels // 2, dtype=torch.float32)
+    expected = (cache, numbers, means, inv_freq, False, format is not None, 4, 64, _LONGEST, format)
     kernels = [
         *node_kernels(score_keys, (queries, queries, cache, numbers, 0.1, 5, 30.0, _LONGEST, format), target),
         *node_kernels(sum_attention, updated, target),
         *node_kernels(last_uses, updated, target),
         *node_kernels(score_leverage, (*sketched, *turned), target),
+        *node_kernels(score_expected, expected, target),
         *node_kernels(compact_kv, (cache, cache, scores, numbers, channels, channels, 4, 64, format), target),
         *node_kernels(keep_sums, (sums, scores, numbers, 4, 64), target),
         *node_kernels(turn_rows, (cache, cache, numbers, inv_freq, False, 4, channels, channels, format), target),

@@ -12,7 +12,7 @@ from llmc.codegen.triton.compile import Workers
 from llmc.codegen.triton.kernels.products.linear import fused_linear, gated_linear
 from llmc.codegen.triton.kernels.rows.embedding import embedding
 from llmc.codegen.triton.kernels.rows.select_channels import select_channels
-from llmc.formats.code_format import CODE_FORMATS
+from llmc.formats.code_format import CODE_FORMATS, TOKEN_GROUP
 from llmc.graph.code_numbers import code_dtype
 from llmc.program import DeviceKernel
 from llmc.targets import GpuTarget
@@ -24,11 +24,18 @@ from tests.gpu_target import EACH_KIND_OF_GPU, gpu_target, matrix_instruction
 from tests.quick_sample import quick_sample
 
 PRODUCTS = [
-    *((name, format, 128, True, "none") for name in EACH_KIND_OF_GPU for format in ("int4", "int6")),
+    *((name, format, 128, True, "none", None) for name in EACH_KIND_OF_GPU for format in ("int4", "int6")),
     # The RTX 4090 has the A100's tiles and instructions for integers.
-    *((name, "int8", None, False, "int8") for name in EACH_KIND_OF_GPU if name != "rtx4090"),
-    *((name, "fp8", None, False, "fp8") for name in EACH_KIND_OF_GPU if gpu_target(name).fp8_rate is not None),
+    *(
+        (name, "int8", None, False, "int8", g)
+        for g in (None, TOKEN_GROUP)
+        for name in EACH_KIND_OF_GPU
+        if name != "rtx4090"
+    ),
+    *((name, "int4", 128, False, "int8", TOKEN_GROUP) for name in EACH_KIND_OF_GPU),
+    *((name, "fp8", None, False, "fp8", None) for name in EACH_KIND_OF_GPU if gpu_target(name).fp8_rate is not None),
 ]
+WITH_STEPS = [format for format in BLOCKED if CODE_FORMATS[format].steps is not None]
 # Every kind of GPU, and every format, on one that has much to say of it.
 QUICK = {
     "int4": ("h100", "b200", "mi300x"),
@@ -39,14 +46,22 @@ QUICK = {
 
 
 @pytest.mark.parametrize(
-    ("name", "format", "group", "asymmetric", "x_format"),
+    ("name", "format", "group", "asymmetric", "x_format", "x_group"),
     [pytest.param(*each, marks=() if each[0] in QUICK[each[1]] else pytest.mark.slow) for each in PRODUCTS],
 )
 def test_products(
-    name: str, format: str, group: int | None, asymmetric: bool, x_format: str, workers: Workers, tmp_path: Path
+    name: str,
+    format: str,
+    group: int | None,
+    asymmetric: bool,
+    x_format: str,
+    x_group: int | None,
+    workers: Workers,
+    tmp_path: Path,
 ) -> None:
     target = gpu_target(name)
-    kernels = _linear(target, format, group, asymmetric, x_format) + _gated(target, format, group, x_format)
+    kernels = _linear(target, _weight(4096, 14336, format, group, asymmetric), x_format, x_group)
+    kernels += _gated(target, format, group, x_format, x_group)
     assemblies = compile_checked(kernels, target, workers, tmp_path)
     for kernel, assembly in zip(kernels, assemblies, strict=True):
         if kernel.function == "code_tile_kernel":
@@ -81,7 +96,8 @@ def test_products(
 )
 def test_other_schemes(format: str, group: int | None, x_format: str, workers: Workers, tmp_path: Path) -> None:
     target = gpu_target("h100")
-    compile_checked(_linear(target, format, group, False, x_format), target, workers, tmp_path)
+    weight = _weight(4096, 14336, format, group, False)
+    compile_checked(_linear(target, weight, x_format), target, workers, tmp_path)
 
 
 @pytest.mark.slow
@@ -95,8 +111,22 @@ def test_other_schemes(format: str, group: int | None, x_format: str, workers: W
 )
 def test_blocked_formats(name: str, format: str, workers: Workers, tmp_path: Path) -> None:
     target = gpu_target(name)
-    kernels = _linear(target, format, None, False, "none") + _gated(target, format, None, "none")
-    compile_checked(kernels, target, workers, tmp_path)
+    weight = _weight(4096, 14336, format, None, False)
+    kernels = _linear(target, weight, "none") + _linear(target, weight, "int8", TOKEN_GROUP)
+    compile_checked(kernels + _gated(target, format, None, "none"), target, workers, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "format", "x_format"),
+    quick_sample(
+        [(name, format, x) for name in ("a100", "h100", "b200") for format in WITH_STEPS for x in ("none", "int8")],
+        [("h100", "q4_k", "none"), ("a100", "iq4_xs", "int8")],
+    ),
+)
+def test_super_blocks_of_other_lengths(name: str, format: str, x_format: str, workers: Workers, tmp_path: Path) -> None:
+    """At the sizes of SmolLM2 135M: rows of 576 columns have super-blocks of 288."""
+    target, weight = gpu_target(name), meta_blocked(format, 1536, 576)
+    compile_checked(_linear(target, weight, x_format, TOKEN_GROUP), target, workers, tmp_path)
 
 
 @pytest.mark.parametrize(("format", "group"), [("int8", None), ("int4", 32)])
@@ -119,17 +149,21 @@ def test_memory_bound_kernels(name: str, workers: Workers, tmp_path: Path) -> No
     compile_checked(kernels, target, workers, tmp_path)
 
 
-def _linear(target: GpuTarget, format: str, group: int | None, asymmetric: bool, x_format: str) -> list[DeviceKernel]:
-    """At the sizes of Llama 3.1 8B's down projection."""
-    weight = _weight(4096, 14336, format, group, asymmetric)
-    x = rounded(meta(2, 14336), x_format)
-    arguments = (x, weight.claimed(), None, meta(2, 4096), "identity", 1.0, torch.bfloat16)
+def _linear(
+    target: GpuTarget, weight: QuantizedWeight, x_format: str, x_group: int | None = None
+) -> list[DeviceKernel]:
+    out, columns = weight.codes.shape
+    x = rounded(meta(2, columns), x_format, group=x_group)
+    arguments = (x, weight.claimed(), None, meta(2, out), "identity", 1.0, torch.bfloat16)
     return largest(node_kernels(fused_linear, arguments, target))
 
 
-def _gated(target: GpuTarget, format: str, group: int | None, x_format: str) -> list[DeviceKernel]:
+def _gated(
+    target: GpuTarget, format: str, group: int | None, x_format: str, x_group: int | None = None
+) -> list[DeviceKernel]:
+    """At the sizes of Llama 3.1 8B, as those of the down projection above."""
     weight = _weight(28672, 4096, format, group, False)
-    x = meta(2, 4096) if x_format == "none" else rounded(normed(meta(2, 4096), meta(4096)), x_format)
+    x = meta(2, 4096) if x_format == "none" else rounded(normed(meta(2, 4096), meta(4096)), x_format, group=x_group)
     return largest(node_kernels(gated_linear, (x, weight.claimed(), None, "silu", torch.bfloat16), target))
 
 

@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 
 from llmc.codegen.triton.lowering import lower_device
+from llmc.frontends.captured import Captured
 from llmc.graph.execute import Chunk, run_steps
 from llmc.graph.model_graph import ModelGraph
 from llmc.options import BuildOptions
 from tests.codegen.triton.device_harness import interpret_steps
 from tests.gpu_target import gpu_target
-from tests.passes.quantization.quantizing import TOKENS, captured_llama, optimized
+from tests.passes.quantization.quantizing import TOKENS, captured_llama, odd_llama, optimized
 
 STEPS = (
     (Chunk(0, 0, TOKENS[:6]), Chunk(1, 0, TOKENS[5:8])),
@@ -22,9 +23,9 @@ OPTIONS = BuildOptions(max_batch_tokens=16, max_sequences=4, max_logit_rows=16, 
 H100 = gpu_target("h100")
 
 
-def difference(graph: ModelGraph, directory: Path) -> float:
+def difference(graph: ModelGraph, directory: Path, captured: Captured | None = None) -> float:
     """The greatest difference from the graph's logits, over their spread."""
-    source = captured_llama().source
+    source = (captured or captured_llama()).source
     got = interpret_steps(lower_device(graph, H100, OPTIONS), source, STEPS, directory)
     pairs = [
         (a, b) for step in zip(got, run_steps(graph, source, STEPS), strict=True) for a, b in zip(*step, strict=True)
@@ -33,16 +34,32 @@ def difference(graph: ModelGraph, directory: Path) -> float:
 
 
 @pytest.mark.parametrize(
-    "scheme", ["int8", *(pytest.param(f, marks=pytest.mark.slow) for f in ("int4:g32:asym", "int6:g32"))]
+    "scheme",
+    [
+        "int8",
+        "q4_k:xnone",
+        *(pytest.param(f, marks=pytest.mark.slow) for f in ("int4:g32:asym", "int6:g32", "q6_k:xnone")),
+    ],
 )
 def test_weight_only_schemes_equal_the_graph(scheme: str, tmp_path: Path) -> None:
     assert difference(optimized(scheme).graph, tmp_path) < 1e-4
 
 
-@pytest.mark.parametrize("scheme", ["w8a8:xrow", pytest.param("fp8-w8a8", marks=pytest.mark.slow)])
+_ROUNDED = ("w8a8:xrow", "w4a8:g32:x32", "q5_k:x32", "fp8-w8a8")
+
+
+@pytest.mark.parametrize("scheme", ["w8a8:x32", *(pytest.param(each, marks=pytest.mark.slow) for each in _ROUNDED)])
 def test_schemes_that_round_activations_equal_the_graph(scheme: str, tmp_path: Path) -> None:
     """But where a sum in another order moves an activation over the edge between two codes."""
     assert difference(optimized(scheme).graph, tmp_path) < 4e-2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("scheme", "tolerance"), [("q4_k:xnone", 1e-4), ("q6_k:x32", 4e-2), ("w4a8:x32", 4e-2)])
+def test_widths_that_super_blocks_of_256_do_not_divide(scheme: str, tolerance: float, tmp_path: Path) -> None:
+    """Columns of SmolLM2, 576, and of Qwen2 0.5B, 896."""
+    graph = optimized(scheme, captured=odd_llama()).graph
+    assert difference(graph, tmp_path, odd_llama()) < tolerance
 
 
 @pytest.mark.parametrize("kv_cache", ["int4:g8", *(pytest.param(f, marks=pytest.mark.slow) for f in ("int8", "fp8"))])

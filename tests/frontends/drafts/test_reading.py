@@ -178,7 +178,7 @@ def test_mtp_layers_of_another_kind_are_refused(tensor: str, tmp_path: Path) -> 
     tensors = load_file(target / "model.safetensors")
     tensors[f"model.layers.2.{tensor}"] = torch.zeros(2, 2)
     save_file(tensors, target / "model.safetensors")
-    unread = f"model.layers.2 is none of 'llama': 1 tensor .* layers.0.{tensor}"
+    unread = f"model.layers.2 is not one of 'llama': 1 tensor .* layers.0.{tensor}"
     with pytest.raises(CheckpointError, match=unread):
         attach(target, "mtp")
 

@@ -55,7 +55,7 @@ def test_every_architecture_is_tested() -> None:
 def test_an_unknown_architecture_is_named_with_those_that_are_read(tmp_path: Path) -> None:
     writer = gguf.GGUFWriter(tmp_path / "t.gguf", "rwkv7")
     write_out(writer)
-    with pytest.raises(CheckpointError, match="architecture 'rwkv7' is not read") as caught:
+    with pytest.raises(CheckpointError, match="architecture 'rwkv7' is not supported in GGUF files") as caught:
         local_model(tmp_path / "t.gguf")
     assert "llama, qwen2, qwen3, gemma" in str(caught.value.fix)
 

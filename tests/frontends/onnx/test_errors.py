@@ -214,7 +214,7 @@ def test_a_tensor_of_a_type_that_is_not_read(tmp_path: Path) -> None:
     def change(model: onnx.ModelProto) -> None:
         model.graph.initializer[0].data_type = TensorProto.COMPLEX64
 
-    with pytest.raises(CheckpointError, match="of ONNX type 14, which is not read"):
+    with pytest.raises(CheckpointError, match="has ONNX type 14, which llmc does not read"):
         capture(saved(decoder(tensors={"more": random(2)}), tmp_path, change), BuildOptions())
 
 

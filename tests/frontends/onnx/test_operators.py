@@ -191,7 +191,7 @@ def test_elements_and_shapes(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", quick_sample(_NORMS, ("summed rms", "heads")))
-def test_norms(name: str, tmp_path: Path) -> None:
+def test_norms_equal_onnxruntime(name: str, tmp_path: Path) -> None:
     tensors = {
         **_OTHER,
         "more": random(WIDTH, seed=2),

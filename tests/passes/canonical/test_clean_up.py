@@ -81,7 +81,7 @@ def test_rows_of_the_step_are_not_positions() -> None:
         return aten.index_select.default(x, 0, aten.arange.default(aten.sym_size.int(x, 0)))
 
     (reason,) = refusals(PatternGraph(body), positions_input)
-    assert "aten.index_select.default) uses arange(T) as something other than positions" in reason
+    assert "aten.index_select.default) uses arange(T) for something else than positions" in reason
 
 
 def test_transposes_meet_and_vanish(golden: Golden) -> None:

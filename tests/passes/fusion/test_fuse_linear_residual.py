@@ -130,7 +130,7 @@ def test_a_sum_that_is_no_residual_is_no_candidate() -> None:
         (_twice, "linear_default: linear_default is also used by mul_tensor"),
         (_scaled_twice, "linear_default: linear_default is also used by mul_tensor_1"),
         (_vector, "the product is float32[T, 8], what it is added to float32[8]"),
-        (_shifted, "what the product is added to is the number 1.5"),
+        (_shifted, "the product is added to the number 1.5"),
         (_weighted, "argument 'alpha' of aten.add.Tensor is 2, expected 1"),
     ],
 )

@@ -19,7 +19,7 @@ def test_more_ranks_than_heads() -> None:
     assert caught.value.fix == "the maximum is tensor_parallel_size=6"
     assert caught.value.at == "tensor_parallel_size=8"
     assert "8 tensor ranks are more than can be used: the 96 elements of q_weight" in caught.value.problem
-    assert "in 6 parts that stay together, such as heads, and 2 of the ranks would have none" in caught.value.problem
+    assert "in 6 parts that stay together, such as heads, and 2 of the ranks would get none" in caught.value.problem
 
 
 def test_the_most_that_is_named_can_be_used() -> None:

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from llmc.codegen.target_kind import kind_of
-from llmc.errors import OptionError
 from llmc.formats.code_format import TOKEN_GROUP
 from llmc.formats.scheme_text import parse_scheme
 from llmc.formats.schemes import SCHEMES, TokenDefault
@@ -40,7 +39,9 @@ def token_groups(graph: ModelGraph) -> set[int | None]:
         ("cpu", "w4a8:g32", {TOKEN_GROUP}),
         ("reference", "w8a8", {TOKEN_GROUP}),
         ("onnxruntime", "w8a8", {TOKEN_GROUP}),
-        (_GPU, "w4a8:g32", {None}),
+        (_GPU, "w4a8:g32", {TOKEN_GROUP}),
+        (_GPU, "w4a8:g32:xrow", {None}),
+        (_GPU, "q4_k", set()),
         ("cpu", "w4a8:g32:xrow", {None}),
         ("cpu", "w8a8,down_proj=w8a8:xrow", {None, TOKEN_GROUP}),
         ("cpu", "fp8-w8a8", {None}),
@@ -52,10 +53,9 @@ def test_each_target_rounds_tokens_its_own_way_unless_told(target: str, quantize
 
 
 def test_the_table_says_how_tokens_are_rounded() -> None:
-    on_cpu = {weight.module: weight.scheme for weight in quantized_for("cpu", "w4a8").quantized}
-    assert on_cpu["model.layers.0.mlp.down_proj"] == "w4a8:x32" and on_cpu["lm_head"] == "w8a8:x32"
-    on_gpu = {weight.module: weight.scheme for weight in quantized_for(_GPU, "w4a8").quantized}
-    assert on_gpu["model.layers.0.mlp.down_proj"] == "w4a8" and on_gpu["lm_head"] == "w8a8"
+    for target in ("cpu", _GPU):
+        found = {weight.module: weight.scheme for weight in quantized_for(target, "w4a8").quantized}
+        assert found["model.layers.0.mlp.down_proj"] == "w4a8:x32" and found["lm_head"] == "w8a8:x32"
 
 
 @pytest.mark.parametrize("name", _BY_INTEGERS)
@@ -65,8 +65,3 @@ def test_every_scheme_of_rounded_tokens_has_both(name: str) -> None:
     assert whole is not None and whole.on_target(TokenDefault(rounds_plain=True)) == whole and whole.token_group is None
     static = parse_scheme(f"{name}:static")
     assert static is not None and static.on_target(TokenDefault(rounds_plain=True)) == static
-
-
-def test_a_gpu_refuses_groups_before_work_is_done() -> None:
-    with pytest.raises(OptionError, match="cannot run the scheme w8a8:x32: GPU kernels multiply tokens"):
-        kind_of(resolve_target(_GPU)).check(parse_options({"quantize": "w8a8:x32"}))

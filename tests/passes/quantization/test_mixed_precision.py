@@ -248,7 +248,7 @@ def test_says_what_the_least_budget_is(bard: Captured) -> None:
 def test_deep_models_are_measured_on_fewer_tokens() -> None:
     """Bounded work: a model of twice as many weights reads half of the tokens for each."""
     sequences = [torch.arange(256)] * 8
-    assert [len(measured_on(sequences, units)) for units in (1, 64, 65, 121, 400, 10_000)] == [4, 4, 3, 2, 1, 1]
+    assert [len(measured_on(sequences, units)) for units in (1, 32, 33, 61, 121, 10_000)] == [4, 4, 3, 2, 1, 1]
     assert all(len(each) == 128 for each in measured_on(sequences, 25))
 
 

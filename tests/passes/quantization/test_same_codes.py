@@ -39,7 +39,9 @@ def _share_of_others(found: Weights, expected: Weights) -> float:
 
 
 @pytest.mark.parametrize(("scheme", "plain"), [("w8a8-smoothquant", plain_smoothquant), ("int4-awq:g32", plain_awq)])
-def test_codes(scheme: str, plain: Callable[[PlainLlama], Weights], tmp_path: Path) -> None:
+def test_codes_equal_a_plain_implementation(
+    scheme: str, plain: Callable[[PlainLlama], Weights], tmp_path: Path
+) -> None:
     llama, options = _plain(tmp_path)
     graph, expected = quantized(scheme, **options).graph, plain(llama)
     found = {name: evaluate(graph.weights[f"{name}_codes"], captured_llama().source).float() for name in expected}
@@ -48,7 +50,9 @@ def test_codes(scheme: str, plain: Callable[[PlainLlama], Weights], tmp_path: Pa
 
 @pytest.mark.parametrize(("form", "pattern"), [("0.5", None), ("2:4", (2, 4))])
 @pytest.mark.parametrize("method", ["wanda", "sparsegpt"])
-def test_zeros(method: str, form: str, pattern: tuple[int, int] | None, tmp_path: Path) -> None:
+def test_zeros_equal_a_plain_implementation(
+    method: str, form: str, pattern: tuple[int, int] | None, tmp_path: Path
+) -> None:
     llama, options = _plain(tmp_path)
     graph, expected = quantized("", sparsity=f"{method}:{form}", **options).graph, plain_zeros(llama, method, pattern)
     found = {name: evaluate(graph.weights[name], captured_llama().source).float() for name in expected}

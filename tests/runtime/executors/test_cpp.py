@@ -93,7 +93,7 @@ def test_too_many_threads_for_the_library(path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "problem"),
     [
-        ("return LLMC_ENGINE_ABI", "return 99", f"the library speaks interface 99, this llmc {ENGINE_ABI}"),
+        ("return LLMC_ENGINE_ABI", "return 99", f"the library has interface 99, but this llmc needs {ENGINE_ABI}"),
         ("llmc_engine_step", "llmc_other_step", "cannot be loaded"),
     ],
 )

@@ -134,7 +134,7 @@ def test_drafts_in_stages(case: Case, alone: Engine) -> None:
         assert [completion.token_ids for completion in engine.generate(PROMPTS, sampling)] == expected
 
 
-def test_preemption(case: Case, alone: Engine) -> None:
+def test_preemption_keeps_the_tokens(case: Case, alone: Engine) -> None:
     """With blocks for two sequences of four, all stages let go of the same ones."""
     sampling = SamplingParams(max_tokens=60, temperature=0.0, ignore_eos=True)
     expected = [completion.token_ids for completion in alone.generate(PROMPTS, sampling)]

@@ -75,7 +75,7 @@ def test_bench_startup(engine_directory: Path) -> None:
     assert outcome.code == 0 and "first answer of a server" in outcome.out, outcome
 
 
-def test_chat(engine_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chat_follows_its_commands(engine_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     saved = tmp_path / "talk.json"
     lines = ["Good\\", "morrow", "/set temperature 0", "/retry", "/tokens", "/history", "/bogus", "/set top_p 7"]
     lines += ["/system Be brief.", "And thou?", "/undo", f"/save {saved}", "/exit", "never read"]

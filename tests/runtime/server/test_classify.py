@@ -23,7 +23,7 @@ def saved(name: str, directory: Path) -> tuple[Any, Any]:
 
 
 @pytest.mark.slow
-def test_labels(tmp_path: Path) -> None:
+def test_probabilities_of_labels_equal_transformers(tmp_path: Path) -> None:
     model, tokenizer = saved("bert-labels", tmp_path / "model")
     llmc.build(tmp_path / "model", tmp_path / "engine.llmc", dtype="float32")
     with torch.inference_mode():
@@ -40,7 +40,7 @@ def test_labels(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_pairs(tmp_path: Path) -> None:
+def test_scores_of_pairs_equal_transformers(tmp_path: Path) -> None:
     model, tokenizer = saved("xlm-roberta-score", tmp_path / "model")
     llmc.build(tmp_path / "model", tmp_path / "engine.llmc", dtype="float32")
     with torch.inference_mode():

@@ -52,7 +52,7 @@ def page(browser: Any, server: LiveServer) -> Iterator[Any]:
     assert [url for url in foreign if not url.startswith("data:")] == []
 
 
-def test_idle(page: Any) -> None:
+def test_an_idle_server_is_shown(page: Any) -> None:
     page.wait_for_selector("#state.ok")
     assert page.inner_text("#name") == "bard"
     assert page.title() == "llmc · bard"

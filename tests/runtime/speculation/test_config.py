@@ -144,7 +144,7 @@ def test_each_method_has_its_drafter() -> None:
             "posterior_threshold cannot be 2",
             "a number from 0 to 1",
         ),
-        ({**NGRAM, "draft_sample_method": "greedy"}, "draft_sample_method cannot be 'greedy'", "say 'probabilistic'"),
+        ({**NGRAM, "draft_sample_method": "greedy"}, "draft_sample_method cannot be 'greedy'", "set 'probabilistic'"),
         (
             {"method": "medusa", "rejection_sample_method": "typical"},
             "'medusa' drafts trees; .*'typical' needs chains",

@@ -139,6 +139,23 @@ inline VecInt load_zeros(const CodePanels& panels, const uint8_t* header, int la
   return __builtin_convertvector(zeros, VecInt);
 }
 
+// The kBits bits of a word from bit `at` on, less zero: as the last bits of a power of two, from which that is taken
+// off. at + kBits: 23 at most.
+template <int kBits>
+inline Vec number_at(VecBits word, int at, VecInt zero) {
+  const uint32_t mask = ((1u << kBits) - 1) << at;
+  const float power = static_cast<float>(1 << (23 - at));
+#if defined(__AVX512F__)
+  const __m512i masks = _mm512_set1_epi32(static_cast<int>(mask)), powers = _mm512_castps_si512(_mm512_set1_ps(power));
+  // word & mask | power
+  const Vec number = reinterpret_cast<Vec>(
+      _mm512_maskz_ternarylogic_epi32(0xffff, reinterpret_cast<__m512i>(word), masks, powers, 0xea));
+#else
+  const Vec number = from_bits((word & mask) | to_bits(power));
+#endif
+  return number - (power + __builtin_convertvector(zero, Vec));
+}
+
 // `bits` bits of each row's string of halves, starting at bit `at`, for kLanes rows.
 inline VecHalves load_steps(const uint8_t* halves, int64_t at, int64_t bits, int lane) {
   const uint8_t* from = halves + (at / 16 * LLMC_PANEL + lane) * 2;
@@ -178,27 +195,42 @@ inline ScaleAndMinimum scale_and_minimum(const CodePanels& panels, const uint8_t
 // Bytes of a group's scales, and minima where the format has them, in fp32.
 inline int64_t decoded_header_bytes(const CodeRecord& record) { return LLMC_PANEL * 4 * (record.has_minimum ? 2 : 1); }
 
+// Eight steps of kBits bits, times a factor, of the rows from `lane` on. halves: where the first step begins. Steps stay
+// where they lie in a word, as bits of a float, which takes half the instructions of shifting and converting each.
+template <int kBits>
+inline void multiply_eight_steps(Vec factor, const uint8_t* halves, int lane, VecInt zero, float* to, int64_t stride) {
+  VecBits words[kBits / 2];
+#pragma GCC unroll 4
+  for (int i = 0; i < kBits / 2; i++) {
+    VecHalves half;
+    std::memcpy(&half, halves + (i * LLMC_PANEL + lane) * 2, sizeof half);
+    words[i] = widen_halves(half);
+  }
+#pragma GCC unroll 8
+  for (int i = 0; i < 8; i++) {
+    const int half = i * kBits / 16, at = i * kBits % 16;
+    const VecBits word = at + kBits > 16 ? words[half] | words[half + 1] << 16 : words[half];
+    store(to + i * stride, factor * number_at<kBits>(word, at, zero));
+  }
+}
+
 // Multiplies floats by `count` steps from the place `first` on, for all rows of a panel. to: of the first step; steps are
 // `stride` floats apart there.
 template <int kBits>
 inline void multiply_steps(const CodePanels& panels, const uint8_t* floats, const uint8_t* halves, int64_t first,
                            int64_t count, int32_t least, float* to, int64_t stride) {
-  constexpr int kVecs = LLMC_PANEL / kLanes;
-  Vec factors[kVecs];
-  for (int v = 0; v < kVecs; v++) factors[v] = load_scales(floats, panels.scale_type, v * kLanes);
-  const auto at_place = [&](int64_t place, const uint8_t* from, float* at) __attribute__((always_inline)) {
-#pragma GCC unroll 8
-    for (int v = 0; v < kVecs; v++)
-      store(at + v * kLanes, factors[v] * step_factor(load_steps(from, place * kBits, kBits, v * kLanes), least));
-  };
-  // Eight steps at a time where they begin at a half: the compiler then knows where each lies.
-  int64_t place = first;
-  for (; place % 8 == 0 && place + 8 <= first + count; place += 8) {
-    const uint8_t* from = halves + place * kBits / 16 * LLMC_PANEL * 2;
-#pragma GCC unroll 8
-    for (int i = 0; i < 8; i++) at_place(i, from, to + (place - first + i) * stride);
+  for (int lane = 0; lane < LLMC_PANEL; lane += kLanes) {
+    const Vec factor = load_scales(floats, panels.scale_type, lane);
+    const VecInt zero = VecInt{} - least;
+    float* at = to + lane;
+    int64_t place = first;
+    const int64_t end = first + count;
+    // Eight steps at a time where they begin at a half.
+    for (; place % 8 == 0 && place + 8 <= end; place += 8, at += 8 * stride)
+      multiply_eight_steps<kBits>(factor, halves + place * kBits / 16 * LLMC_PANEL * 2, lane, zero, at, stride);
+    for (; place < end; place++, at += stride)
+      store(at, factor * step_factor(load_steps(halves, place * kBits, kBits, lane), least));
   }
-  for (; place < first + count; place++) at_place(place, halves, to + (place - first) * stride);
 }
 
 // Scales and minima of `count` groups of one run, the i-th and following ones. All of a run are decoded together: taken
@@ -281,23 +313,6 @@ inline Vec lookup(const float* table, VecBits index) {
 
 // Which k of a 4-bit word lies at bit 4·j.
 constexpr int kNibbleOrder[8] = {0, 4, 1, 5, 2, 6, 3, 7};
-
-// The kBits bits of a word from bit `at` on, less zero: as the last bits of a power of two, from which that is taken
-// off. at + kBits: 23 at most.
-template <int kBits>
-inline Vec number_at(VecBits word, int at, VecInt zero) {
-  const uint32_t mask = ((1u << kBits) - 1) << at;
-  const float power = static_cast<float>(1 << (23 - at));
-#if defined(__AVX512F__)
-  const __m512i masks = _mm512_set1_epi32(static_cast<int>(mask)), powers = _mm512_castps_si512(_mm512_set1_ps(power));
-  // word & mask | power
-  const Vec number = reinterpret_cast<Vec>(
-      _mm512_maskz_ternarylogic_epi32(0xffff, reinterpret_cast<__m512i>(word), masks, powers, 0xea));
-#else
-  const Vec number = from_bits((word & mask) | to_bits(power));
-#endif
-  return number - (power + __builtin_convertvector(zero, Vec));
-}
 
 // A format: kCodes codes per word; value(word, j, zero) of the code at the j-th place, which belongs to k = order(j).
 struct Int4Codes {

@@ -95,16 +95,25 @@ inline __attribute__((always_inline)) void add_quads(const uint8_t* unit, int fi
 // Vectors of rows that are multiplied together: of one token all, which what is read of x serves together.
 constexpr int unit_vecs(int64_t height) { return height == 1 ? LLMC_PANEL / kLanes : kCodeVecs; }
 
+// Tokens whose sums of a block stay in registers.
+constexpr int kHeldTokens = 1;
+
 // Adds a block to sums [kHeight][LLMC_PANEL], or sets them if `first`. The block's headers are decoded.
 template <class Codes, int kHeight>
 void multiply_units(const CodeBlock& block, const int32_t* x, float* sums, bool first, FetchCodes fetch) {
   constexpr int kVecs = unit_vecs(kHeight);
   constexpr int64_t kHeader = LLMC_PANEL * (Codes::kHasMinima ? 2 : 1);
+  constexpr bool kHolds = kHeight <= kHeldTokens;
   using Terms = IntegerTerms<true>;
   for (int lane = 0; lane < LLMC_PANEL; lane += kVecs * kLanes) {
     const int32_t* values = x;
     const uint8_t* unit = block.codes;
     const float* header = reinterpret_cast<const float*>(block.header) + lane;
+    Vec held[kHeight][kVecs];
+    const auto sum_of = [&](int t, int v) { return sums + t * LLMC_PANEL + lane + v * kLanes; };
+    if constexpr (kHolds)
+      for (int t = 0; t < kHeight; t++)
+        for (int v = 0; v < kVecs; v++) held[t][v] = first ? Vec{} : load(sum_of(t, v));
     for (int64_t group = 0; group < block.groups; group += Codes::kGroups, unit += Codes::kUnitBytes) {
       fetch.all();
 #pragma GCC unroll 2
@@ -125,14 +134,21 @@ void multiply_units(const CodeBlock& block, const int32_t* x, float* sums, bool 
           const Vec less = broadcast(Terms::less<kHeight>(of_run, t));
 #pragma GCC unroll 4
           for (int v = 0; v < kVecs; v++) {
-            float* sum = sums + t * LLMC_PANEL + lane + v * kLanes;
-            Vec before = set ? Vec{} : load(sum);
+            Vec before = kHolds ? held[t][v] : set ? Vec{} : load(sum_of(t, v));
             if constexpr (Codes::kHasMinima) before = fma(load(header + LLMC_PANEL + v * kLanes), less, before);
-            store(sum, fma(__builtin_convertvector(dots[t][v], Vec), load(header + v * kLanes) * scale, before));
+            const Vec dot = __builtin_convertvector(dots[t][v], Vec);
+            const Vec sum = fma(dot, load(header + v * kLanes) * scale, before);
+            if constexpr (kHolds)
+              held[t][v] = sum;
+            else
+              store(sum_of(t, v), sum);
           }
         }
       }
     }
+    if constexpr (kHolds)
+      for (int t = 0; t < kHeight; t++)
+        for (int v = 0; v < kVecs; v++) store(sum_of(t, v), held[t][v]);
   }
 }
 

@@ -39,7 +39,7 @@ def argmax(b: Body, self: Value, dim: int, keepdim: bool) -> str:
 
 
 def clamp(b: Body, self: Value, min: Value | None, max: Value | None, result: Value) -> str:
-    """Between the elements of others."""
+    """Limit each element to the elements of two other tensors."""
     bounded = b.cast(self, result.dtype)
     if min is not None:
         bounded = b("Max", bounded, b.cast(min, result.dtype))

@@ -18,7 +18,7 @@ def reshape(b: Body, self: Value, shape: Sizes = (), size: Sizes = ()) -> str:
 
 
 def flatten(b: Body, self: Value, start_dim: int, end_dim: int) -> str:
-    """Reshape, with the sizes before and behind as they are."""
+    """Reshape, with the sizes before and after as they are."""
     rank = len(self.shape)
     start, end = start_dim % rank, end_dim % rank
     leading, trailing = b("Shape", self, end=start), b("Shape", self, start=end + 1)
@@ -58,7 +58,7 @@ def squeeze(b: Body, self: Value, dim: int) -> str:
 
 
 def select(b: Body, self: Value, dim: int, index: int | Value) -> str:
-    """One element of an axis."""
+    """Select one element of an axis."""
     return b("Gather", self, b.integer(index) if isinstance(index, int) else index, axis=dim)
 
 
@@ -130,7 +130,7 @@ def index(b: Body, self: Value, indices: Sequence[Value | None]) -> str:
 
 
 def diff(b: Body, self: Value, dim: int, prepend: Value | None, append: Value | None) -> str:
-    """Each element less the one before."""
+    """Subtract from each element the one before."""
     whole: Operand = self
     if prepend is not None or append is not None:
         whole = b("Concat", *(each for each in (prepend, self, append) if each is not None), axis=dim)

@@ -40,7 +40,7 @@ def attention(
 
 
 def _visible(b: Body, own: Operand, keys: Operand, window: int | None) -> str:
-    """Which keys' rows a query in row `own` sees, bool."""
+    """Return which keys' rows a query in row `own` sees, bool."""
     visible = b("LessOrEqual", keys, own)
     if window is None:
         return visible
@@ -77,7 +77,7 @@ def _attend(
     flat = b("Concat", b.length(queries, 0), b.integers([0, -1]), b.length(keys, 2), axis=0)
     weights = b("Reshape", b("Exp", b("Sub", scores, largest)), flat)
     # The sum of weights is one more channel: also summed in the order of keys, it has the same bits for any zero
-    # weights between or behind them.
+    # weights between or after them.
     ones = b("Expand", b.number(1.0), b("Concat", b("Shape", values, end=3), b.integers([1]), axis=0))
     sums = b("MatMul", weights, b("Concat", values, ones, axis=3))
     sums = b("Reshape", sums, b("Concat", b.length(queries, 0), b.integers([0, group, -1]), b.length(sums, 3), axis=0))
@@ -90,7 +90,7 @@ def _attend(
 def kv_write(
     b: Body, k: Value, v: Value, k_cache: Value, v_cache: Value, slot_mapping: Value, cache_format: str | None
 ) -> tuple[str, str]:
-    """Both caches with this step's tokens in them."""
+    """Return both caches with this step's tokens in them."""
     _check_plain(cache_format)
     return _written(b, k, k_cache, slot_mapping), _written(b, v, v_cache, slot_mapping)
 
@@ -186,13 +186,14 @@ def _key_rows(b: Body, block_tables: Value, block_size: int) -> str:
 
 
 def _cached(b: Body, cache: Value, tables: str) -> str:
-    """Each request's rows, [requests, kv_heads, rows, channels]."""
+    """Return each request's rows, [requests, kv_heads, rows, channels]."""
     blocks = b.transpose(b("Gather", cache, tables, axis=0), 0, 2, 1, 3, 4)
     return b("Reshape", blocks, b.integers([0, 0, -1, cache.size(3)]))
 
 
 def _unhidden(b: Body, visible: str, masks: str, own: str, key_rows: str, window: int | None) -> str:
-    """Without the rows that a token's mask hides, bit d the row d before its own. A window counts what is left."""
+    """Remove the rows that a token's mask hides from the visible ones; bit d is the row d before its own. A window
+    counts the remaining rows."""
     distance = b("Sub", own, key_rows)
     within = b("Cast", b("Clip", distance, b.integer(0), b.integer(63)), to=_UINT64)
     bits = b("BitShift", b("Cast", b.unsqueeze(masks, 2), to=_UINT64), within, direction="RIGHT")

@@ -84,7 +84,7 @@ def _expanded(b: Body, values: Value, masks: Value, columns: int) -> str:
 
 
 def round_tokens(b: Body, x: Value, scale: Value | None, format: str, group: int | None) -> str:
-    """Each token's channels rounded to codes with one scale, or one for each group of them, and back."""
+    """Round each token's channels to codes with one scale, or one per group of them, and back."""
     if group is None:
         return _rounded(b, x, scale, format)
     channels, leading = x.size(-1), len(x.shape) - 1

@@ -25,7 +25,8 @@ def product(b: Body, x: Value, weight: Value, bias: Value | None) -> str:
 
 
 def head_linear(b: Body, x: Value, weight: Value) -> str:
-    """One product for each head, of all tokens and one more: that of a single row would have other bits."""
+    """Compute one product per head, over all tokens and an additional one: a product of a single row would have other
+    bits."""
     rows = b.transpose(_with_a_row_of_zeros(b, x), 1, 0, 2)
     return b.slice(b.transpose(b("MatMul", rows, b.transpose(weight, 0, 2, 1)), 1, 0, 2), 0, 0, -1)
 

@@ -63,7 +63,7 @@ def rope(b: Body, x: Value, cos: Value, sin: Value, interleaved: bool) -> str:
 
 
 def embedding(b: Body, ids: Value, weight: Value) -> str:
-    """Rows of a table."""
+    """Look up rows of a table."""
     return b("Gather", weight, ids, axis=0)
 
 
@@ -76,7 +76,7 @@ def rank_rows(b: Body, ids: Value, first: Value, rows: int) -> str:
 
 
 def select_channels(b: Body, x: Value, order: Value) -> str:
-    """Some channels."""
+    """Select some channels."""
     return b("Gather", x, order, axis=len(x.shape) - 1)
 
 
@@ -86,7 +86,7 @@ def gated_activation(b: Body, gate: Value, up: Value, activation: str) -> str:
 
 
 def hand_over(b: Body, x: Value, stage: int) -> str:
-    """Where all stages are one graph, x itself."""
+    """Return x itself, because all stages are one graph."""
     return b("Identity", x)
 
 

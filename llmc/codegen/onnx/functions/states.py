@@ -17,7 +17,7 @@ llmc = torch.ops.llmc
 
 
 def causal_conv(b: Body, x: Value, weight: Value, bias: Value | None, **step: Value) -> tuple[str, ...]:
-    """All tokens at once: a sum of rows, each `width - 1 - j` places back."""
+    """Convolve all tokens at once: a sum of rows, each `width - 1 - j` places back."""
     width = weight.size(0)
     of = sequences(b, x, (width - 1, weight.size(1)), step)
     rows = b("Concat", of.before, of.rows(x), axis=1)
@@ -81,14 +81,14 @@ def _repeated(b: Body, x: Value, heads: int) -> str:
 def linear_recurrence(
     b: Body, x: Value, decay: Value, initial: float, tropical: bool, **step: Value
 ) -> tuple[str, ...]:
-    """In the semiring of max and + where it is tropical."""
+    """Compute a linear recurrence, over max and + if it is tropical."""
     of = sequences(b, x, (x.size(1),), step, initial)
     rule = partial(_channel_rule, *(("Add", "Max") if tropical else ("Mul", "Add")))
     return scan(b, of, rule, [of.rows(x), of.rows(decay)], 2)
 
 
 def _channel_rule(times: str, plus: str, inner: Body, before: str, rows: Sequence[str]) -> tuple[str, str]:
-    """In the semiring of these two; y is the state before."""
+    """Return the names of y and of the state after a token, over these two operations. before: the state before it."""
     x, decay = rows
     return inner(plus, inner(times, decay, before), x), before
 

@@ -41,7 +41,7 @@ def refuse_dtypes(node: fx.Node, *names: str) -> Refusal | None:
 
 
 def refuse_ranks(node: fx.Node, **ranks: tuple[int, ...]) -> Refusal | None:
-    """Each named argument must have one of the ranks."""
+    """Refuse a node if a named argument has none of the ranks."""
     tensors = tensors_of(node)
     for name, allowed in ranks.items():
         if name in tensors and tensors[name].dim() not in allowed:

@@ -9,7 +9,7 @@ from llmc.codegen.triton.machine_code.budget import Budget
 
 
 def budgets() -> dict[str, Budget]:
-    """Every `Budget` in the modules of kernels, by the name of its function."""
+    """Return every `Budget` in the modules of kernels, by the name of its function."""
     found: dict[str, Budget] = {}
     for file in pkgutil.walk_packages(kernels.__path__, f"{kernels.__name__}."):
         module = importlib.import_module(file.name)

@@ -28,7 +28,7 @@ class Finding:
     is_met: bool
 
     def seconds(self, code: KernelCode, bytes_moved: float, launches: int = 1) -> float | None:
-        """Time that launches lose by the miss, beyond what their bytes take; None where no model says it.
+        """Time that launches lose by the miss, beyond what their bytes take; None if no model says it.
 
         Args:
             code: The kernel.
@@ -91,7 +91,7 @@ def program_findings(
 
 
 def check_budget(code: KernelCode, budget: Budget) -> tuple[Finding, ...]:
-    """Each limit of the budget that says something of the kernel's target, with the kernel's figure."""
+    """Return each limit of the budget for the kernel's target, with the kernel's figure."""
     found = []
     for limit in budget.all_limits:
         if limit.is_for(code.target):

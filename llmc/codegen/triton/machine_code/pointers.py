@@ -38,7 +38,8 @@ def parameter_offsets(parameters: Sequence[DeviceParameter]) -> dict[int, str]:
 def accessed_parameters(
     flow: ControlFlow, parameters: Sequence[DeviceParameter], arch: int
 ) -> Mapping[int, frozenset[str]]:
-    """For each global load, store and copy, by its address, the pointer parameters that its address comes from.
+    """Return the pointer parameters from which the address of each global load, store and copy comes, by its own
+    address.
 
     A forward dataflow analysis over registers. An address that was itself loaded, as through a table of pointers,
     comes from none.

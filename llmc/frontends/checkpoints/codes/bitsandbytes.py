@@ -44,7 +44,7 @@ def _size(state: dict[str, Any], key: str) -> int:
 def _nf4_shape(parts: StoredParts, scheme: StoredScheme) -> tuple[int, int]:
     shape = _state(parts).get("shape")
     if not isinstance(shape, list) or len(shape) != 2 or any(type(n) is not int or n < 1 for n in shape):
-        raise ValueError(f"shape is {shape!r:.60} in {_STATE}, where weights are matrices")
+        raise ValueError(f"shape is {shape!r:.60} in {_STATE}, expected a matrix")
     return shape[0], shape[1]
 
 
@@ -92,7 +92,7 @@ def _int8_shape(parts: StoredParts, scheme: StoredScheme) -> tuple[int, int]:
 def _unpack_int8(parts: StoredParts, shape: tuple[int, int], scheme: StoredScheme) -> UnpackedCodes:
     order = parts.get("weight_format")
     if order is not None and bool(order.any()):
-        raise ValueError("weight_format says that the codes are in a GPU's order, not in rows")
+        raise ValueError("weight_format says that the codes are in a GPU's order, not row by row")
     scales = parts.load("SCB").float().reshape(shape[0], 1) / _LARGEST_INT8
     return UnpackedCodes(parts.load("weight"), scales, None)
 

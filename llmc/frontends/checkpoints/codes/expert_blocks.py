@@ -23,7 +23,7 @@ EXPERT_BLOCKS = CodeLayout(("blocks", "scales"), (), _shape, _unpack)
 
 
 def find_blocks(files: SafetensorsSource, scheme: StoredScheme) -> dict[str, PackedWeight]:
-    """Every such matrix. Raises CheckpointError for one whose tensors do not fit."""
+    """Return every such matrix. Raises CheckpointError for one whose tensors do not fit."""
     found: dict[str, PackedWeight] = {}
     for blocks in files.names():
         name = blocks.removesuffix("_blocks")

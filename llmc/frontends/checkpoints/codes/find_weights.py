@@ -27,7 +27,7 @@ _UNREAD = {
 
 
 def find_weights(files: SafetensorsSource, stored: StoredQuantization) -> tuple[dict[str, PackedWeight], set[str]]:
-    """Every weight that is quantized, by the model's name, and the names of tensors that say nothing of weights.
+    """Return every quantized weight, by the model's name, and the names of tensors that are not about weights.
 
     Raises CheckpointError for a checkpoint without any, and for tensors that do not fit what its config says.
     """
@@ -88,7 +88,7 @@ def _modules(files: SafetensorsSource, stored: StoredQuantization) -> dict[str, 
 def _scheme(
     module: str, tensors: Mapping[str, str], files: SafetensorsSource, stored: StoredQuantization
 ) -> StoredScheme:
-    """The one whose layout the module's tensors are in. Raises CheckpointError where there is none."""
+    """The one whose layout the module's tensors are in. Raises CheckpointError if there is none."""
     seen = ", ".join(sorted(tensors.values()))
     group = group_of(module, stored.groups)
     if group is None or not group.schemes:
@@ -125,7 +125,8 @@ def _scheme(
 def _weight(
     module: str, parts: StoredParts, scheme: StoredScheme, input_scale: str | None, files: SafetensorsSource
 ) -> PackedWeight:
-    """Raises CheckpointError for shapes that do not fit together, and for codes of other bits than config.json says."""
+    """Return the packed weight of a module. Raises CheckpointError for shapes that do not fit together, and for codes
+    of other bits than config.json says."""
     try:
         if scheme.layout.bits is not None:
             scheme = _with_stored_bits(module, scheme, scheme.layout.bits(parts))
@@ -149,15 +150,15 @@ def _with_stored_bits(module: str, scheme: StoredScheme, bits: int) -> StoredSch
     return replace(scheme, bits=bits, format=INTEGERS[bits])
 
 
-def _check_unexpected(files: SafetensorsSource, found: Mapping[str, PackedWeight], unused: Set[str]) -> None:
+def _check_unexpected(files: SafetensorsSource, weights: Mapping[str, PackedWeight], unused: Set[str]) -> None:
     """A quantized module may have a bias in addition to its codes, and no other known tensor."""
-    known = {name for weight in found.values() for name in weight.parts.names.values()} | unused
-    known |= {weight.input_scale for weight in found.values() if weight.input_scale is not None}
+    known = {name for weight in weights.values() for name in weight.parts.names.values()} | unused
+    known |= {weight.input_scale for weight in weights.values() if weight.input_scale is not None}
     for name in files.names():
         module, _, suffix = name.rpartition(".")
-        if f"{module}.weight" in found and name not in known and suffix != "bias":
+        if f"{module}.weight" in weights and name not in known and suffix != "bias":
             raise CheckpointError(
-                f"unexpected tensor {name!r} next to {found[f'{module}.weight'].scheme.method} codes",
+                f"unexpected tensor {name!r} next to {weights[f'{module}.weight'].scheme.method} codes",
                 at=files.entry(name).file,
                 fix="llmc reads the formats that docs/quantization.md lists; requantize with one of them",
             )

@@ -182,7 +182,7 @@ def _e2m1_shape(codes: str, parts: StoredParts, scheme: StoredScheme) -> tuple[i
 def _unpack_powers(codes: str, parts: StoredParts, shape: tuple[int, int], scheme: StoredScheme) -> UnpackedCodes:
     scales = parts.load("weight_scale")
     if scales.dtype not in _EXPONENTS:
-        raise ValueError(f"weight_scale is {scales.dtype}, where it is exponents")
+        raise ValueError(f"weight_scale is {scales.dtype}, expected exponents")
     return unpack_fp4(parts.load(codes), powers_of_two(scales.view(torch.uint8)))
 
 
@@ -259,12 +259,12 @@ FLOAT8_INVERSE = _float8("weight_scale_inv")
 INT8_ROWS = replace(ROWS, optional=(), codes=("weight", ("I8",)))
 
 
-def _in_group_order(found: UnpackedCodes, g_idx: Tensor | None) -> UnpackedCodes:
+def _in_group_order(unpacked: UnpackedCodes, g_idx: Tensor | None) -> UnpackedCodes:
     """compressed-tensors keeps columns in place and says the group of each: sort them, so that groups are runs."""
     if g_idx is None or bool((g_idx.diff() >= 0).all()):
-        return found
+        return unpacked
     order = torch.argsort(g_idx.long(), stable=True)
-    sizes = torch.bincount(g_idx.long(), minlength=found.scales.shape[1])
-    if len(sizes) != found.scales.shape[1] or int(sizes.min()) != int(sizes.max()):
+    sizes = torch.bincount(g_idx.long(), minlength=unpacked.scales.shape[1])
+    if len(sizes) != unpacked.scales.shape[1] or int(sizes.min()) != int(sizes.max()):
         raise ValueError(f"weight_g_idx gives groups {int(sizes.min())} to {int(sizes.max())} columns")
-    return replace(found, codes=found.codes[:, order].contiguous(), order=order)
+    return replace(unpacked, codes=unpacked.codes[:, order].contiguous(), order=order)

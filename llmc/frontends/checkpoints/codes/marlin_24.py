@@ -45,7 +45,7 @@ def _kept_codes(packed: Tensor, out: int, kept: int, bits: int) -> Tensor:
 
 
 def _tile_order(bits: int) -> Tensor:
-    """Which element of four tiles of 16 × 16 comes where."""
+    """Return the order in which the elements of four tiles of 16 × 16 are stored."""
     found: list[int] = []
     for thread in range(32):
         column = thread // 4

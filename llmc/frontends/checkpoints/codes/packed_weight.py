@@ -66,8 +66,8 @@ class PackedWeight:
         return suffix is not None and bool((self.parts.load(suffix).diff() < 0).any())
 
     def unpacked(self) -> UnpackedCodes:
-        """Its codes, scales and zeros. Raises ValueError for tensors that do not fit together, and numbers that are
-        none."""
+        """Return codes, scales and zeros. Raises ValueError for tensors that do not fit together, and for scales that
+        are NaN or infinite."""
         found = self.scheme.layout.unpack(self.parts, self.shape, self.scheme)
         (rows, columns), scales = self.shape, tuple(found.scales.shape)
         if tuple(found.codes.shape) != self.shape:

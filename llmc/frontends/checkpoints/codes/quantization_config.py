@@ -64,8 +64,8 @@ def stored_quantization(config: Mapping[str, Any], file: Path) -> StoredQuantiza
 def quantization_of(directory: Path) -> tuple[dict[str, Any], Path] | None:
     """The quantization settings of a directory and their file; None if there are none.
 
-    config.json takes precedence over separate files. Settings of compressed-tensors about sparsity alone do not count.
-    Raises CheckpointError.
+    config.json takes precedence over separate files. Settings of compressed-tensors that are only about sparsity do not
+    count. Raises CheckpointError.
     """
     file = directory / _CONFIG
     settings = read_json(file) if file.is_file() else {}
@@ -111,7 +111,7 @@ def checked_object(value: Any, name: str, file: Path) -> dict[str, Any]:
 
 
 def sparsity_format(settings: dict[str, Any], file: Path) -> str | None:
-    """The format of masks that a config.json names; None where weights are dense, or codes. Raises CheckpointError."""
+    """The format of masks that a config.json names; None if weights are dense, or codes. Raises CheckpointError."""
     sparsity = compression(settings, file).get("sparsity_config") or {}
     format: str | None = checked_object(sparsity, "sparsity_config", file).get("format")
     return None if format == "dense" else format

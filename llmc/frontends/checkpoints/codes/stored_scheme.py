@@ -49,7 +49,7 @@ class CodeLayout:
         shape: the weight's [out, in]. Raises ValueError for tensors that do not fit together.
         unpack: codes, scales and zeros of a weight of that shape. Raises ValueError.
         codes: the tensor that holds the codes, and the types that it may have.
-        bits: of a code, as the shapes of the tensors have it; None where the scheme alone says it.
+        bits: of a code, as the shapes of the tensors have it; None if only the scheme has them.
         unused: suffixes of tensors that say how others compute, and nothing of the weight.
     """
 
@@ -77,9 +77,9 @@ class StoredScheme:
         method: what quantized them, for messages.
         format: of the codes, a key of CODE_FORMATS.
         layout: their tensors.
-        bits: of a stored code; None where each weight's tensors say it.
+        bits: of a stored code; None if each weight's tensors say it.
         zero_offset: what is taken off zeros when they are stored.
-        block: rows and columns that share a scale; None where the scales' shape says it.
+        block: rows and columns that share a scale; None if the scales' shape says it.
         activation: what tokens are rounded to: none, int8 or fp8; with a static scale in the checkpoint if is_static.
         is_symmetric: whether zeros are meant to be the middle of the range; then it does not matter by which of two
             conventions they are stored.

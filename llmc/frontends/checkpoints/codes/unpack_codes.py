@@ -93,7 +93,7 @@ def powers_of_two(exponents: Tensor) -> Tensor:
 
 
 def are_middle(zeros: Tensor, bits: int | None, offset: int) -> bool:
-    """Whether stored zeros, in words of codes of `bits` or as they are, say no more than the middle of the range.
+    """Whether stored zeros, in words of codes of `bits` or as they are, are only the middle of the range.
 
     offset: what is taken off them when they are stored."""
     if bits is None:

@@ -25,7 +25,7 @@ def gemma(model: GgufModel, sizes: Sizes) -> Described:
 
 
 def gemma2(model: GgufModel, sizes: Sizes) -> Described:
-    """Every second layer looks through a window, the first one too."""
+    """Describe Gemma 2: every second layer has a window, beginning with the first."""
     config = {
         **rotary_config(model, sizes, "gemma2", "Gemma2ForCausalLM"),
         "hidden_activation": "gelu_pytorch_tanh",
@@ -39,7 +39,7 @@ def gemma2(model: GgufModel, sizes: Sizes) -> Described:
 
 
 def gemma3(model: GgufModel, sizes: Sizes) -> Described:
-    """Every sixth layer looks at everything; the others rotate by their own frequencies."""
+    """Describe Gemma 3: every sixth layer has full attention; the others have their own rotary frequencies."""
     caps = "final_logit_softcapping"
     local = sizes.hyper.number("rope.freq_base_swa", default=_LOCAL_THETA)
     config = {

@@ -62,7 +62,7 @@ def _tensor(model: GgufModel, name: str, axes: int) -> GgufTensor:
     if found is None or len(found.shape) != axes:
         seen = "no" if found is None else f"{list(found.shape)} as"
         raise CheckpointError(
-            f"the file has {seen} {name}, where {axes} dimensions are", at=model.path, fix="convert the model again"
+            f"the file has {seen} {name}, expected {axes} dimensions", at=model.path, fix="convert the model again"
         )
     return found
 

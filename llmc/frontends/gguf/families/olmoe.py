@@ -7,7 +7,7 @@ from llmc.frontends.gguf.rope import rotary_config
 
 
 def olmoe(model: GgufModel, sizes: Sizes) -> Described:
-    """As llama.cpp computes it: the weights of the experts that are taken are those of the softmax over all."""
+    """Describe OLMoE as llama.cpp computes it: the weights of chosen experts are those of the softmax over all."""
     config = {
         **rotary_config(model, sizes, "olmoe", "OlmoeForCausalLM"),
         "hidden_act": "silu",

@@ -14,7 +14,7 @@ _LAYER = {
 
 
 def starcoder2(model: GgufModel, sizes: Sizes) -> Described:
-    """Without a window, as llama.cpp computes it: files do not say one."""
+    """Describe StarCoder 2 without a window, as llama.cpp computes it, because files do not give one."""
     config = {
         **decoder_config(model, sizes, "starcoder2", "Starcoder2ForCausalLM"),
         "norm_epsilon": sizes.hyper.number("attention.layer_norm_epsilon"),

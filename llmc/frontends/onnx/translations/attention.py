@@ -128,7 +128,7 @@ def _attended(
 
 
 def _masked(qkv: list[Tensor], mask: Tensor, scale: float, softcap: float | None) -> Tensor:
-    """Written out, for the passes to see what the mask is."""
+    """Compute attention with single ops, so that passes see what the mask is."""
     q, k, v = qkv
     group = int(q.shape[1]) // int(k.shape[1])
     if group > 1:

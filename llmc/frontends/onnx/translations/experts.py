@@ -26,7 +26,7 @@ _ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType(
 
 
 def _experts(call: Call, *, first: int, second: int, third: int, bias_after: int, chosen_by: int | None) -> Translated:
-    """first, second, third: which inputs are the weights. bias_after: how far behind them their biases are."""
+    """first, second, third: which inputs are the weights. bias_after: how many inputs later their biases are."""
     call.unless(not call.integer("use_sparse_mixer", 0), "it routes by a sparse mixer")
     x = call.tensor(0)
     rows = x.reshape(-1, x.shape[-1])

@@ -11,7 +11,7 @@ _MICROSOFT = "com.microsoft"
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Over the last axis."""
+    """Norm over the last axis."""
     return functional.rms_norm(x, weight.shape, weight, eps)
 
 

@@ -28,7 +28,7 @@ def _reduced(reduce: Callable[..., Any] | None, of_numbers: Any = None) -> Calla
 
 
 def _mean(x: Tensor, axes: list[int], keeps: bool) -> Tensor:
-    """Over the last axis named from the end, as patterns have it."""
+    """Take the mean. The last axis is counted from the end, as in patterns."""
     return torch.mean(x, [-1] if axes == [x.dim() - 1] else axes, keeps)
 
 

@@ -1,4 +1,4 @@
-"""Operators that move elements: shapes, slices, lookups; and those that make tensors of nothing but numbers."""
+"""Operators that move elements: shapes, slices, lookups; and those that make tensors from numbers only."""
 
 from typing import Any
 

@@ -35,7 +35,8 @@ _ONE = torch.ones((), dtype=torch.float64)
 
 @dataclass(frozen=True)
 class Scores:
-    """product: the matmul at the start. scale, softcap and mask as llmc.attention takes them."""
+    """The scores of an attention in single ops. product: the matmul at the start. scale, softcap and mask as
+    llmc.attention takes them."""
 
     product: fx.Node
     scale: float
@@ -129,7 +130,7 @@ def _scores(product: fx.Node, lines: Iterator[_Line], length: int, softmax: fx.N
 
 
 def _least_and_most(factor: Tensor, shown: Tensor) -> set[float]:
-    """One number if a factor is the same wherever scores are shown."""
+    """Return the least and the largest value of a factor where scores are shown; a single number if it is constant."""
     if factor.numel() == 1 or not shown.any():
         return {float(factor.flatten()[0])}
     numbers = factor.expand(shown.shape)[shown]

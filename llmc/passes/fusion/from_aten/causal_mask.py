@@ -24,10 +24,9 @@ _SHORT, _LONGEST = 5, 4096
 
 @dataclass(frozen=True)
 class CausalMask:
-    """window: how many positions a query sees, itself included; None for all before it. chunk: a query sees those of
-    the `chunk` positions that its own lies among; None if positions are in no chunks. slopes: what a position farther
-    back takes off a score, one number a head; None for nothing.
-    """
+    """A causal mask that llmc.attention can express. window: how many positions a query sees, itself included; None for
+    all before it. chunk: a query sees those of the `chunk` positions that its own lies among; None if positions are in
+    no chunks. slopes: what a position farther back takes off a score, one number a head; None for nothing."""
 
     window: int | None
     chunk: int | None = None
@@ -113,7 +112,7 @@ def mask_of_heads(added: Iterable[Tensor], length: int, node: fx.Node) -> Causal
 
 def _read_head(added: Tensor, node: fx.Node) -> _Head:
     if added.isnan().any():
-        raise Refused("the mask has numbers in it that are none (nan)", node)
+        raise Refused("the mask has NaNs in it", node)
     visible = added > HIDDEN
     return _Head(*_seen(visible, node), _slope(added.float(), visible, node))
 

@@ -4,7 +4,7 @@
     to(weight · (x - mean) · rsqrt(mean((x - mean)²) + eps), dtype)  →  the same with bias None (cohere)
     (x - mean) / sqrt(var(x) + eps) · weight + bias                 →  the same
 Must have: the result in x's dtype; weight and bias of one axis, with the length of the normalized one; a constant eps;
-what normalizes x used by norms of x alone.
+what normalizes x used only by norms of x.
 """
 
 from typing import Any
@@ -24,7 +24,7 @@ def aten_layer_norm(x: Any, shape: Any, weight: Any, bias: Any, eps: Any, cudnn:
 
 
 def weight_and_bias(x: Any, weight: Any, bias: Any, eps: Any, dtype: Any) -> Any:
-    """Written out with both."""
+    """Match a layer norm in single ops, with weight and bias."""
     return _cast_or_not(aten.add.Tensor(aten.mul.Tensor(weight, _normalized(x, eps)), bias), dtype)
 
 

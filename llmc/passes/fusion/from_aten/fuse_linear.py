@@ -23,7 +23,7 @@ def aten_linear(x: Any, weight: Any, bias: Any) -> Any:
 
 
 def aten_embedding(weight: Any, ids: Any, padding: Any, scaled: Any, sparse: Any) -> Any:
-    """torch.nn.functional.embedding; the options concern gradients alone."""
+    """torch.nn.functional.embedding; the options concern only gradients."""
     return aten.embedding.default(weight, ids, padding, scaled, sparse)
 
 

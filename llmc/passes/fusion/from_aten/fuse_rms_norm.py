@@ -4,7 +4,7 @@
     to(mul(mul(to(x, f32), rsqrt(mean(x²) + eps)), weight), dtype)  →  the same (gemma: weight is a folded 1 + w)
     aten.rms_norm(x, [channels], weight, eps)                       →  the same
 Must have: the result in x's dtype; weight of one axis, with the length of the normalized one; a constant eps;
-what normalizes x used by norms of x alone.
+what normalizes x used only by norms of x.
 """
 
 from typing import Any
@@ -34,7 +34,7 @@ def aten_rms_norm(x: Any, shape: Any, weight: Any, eps: Any) -> Any:
 
 
 def without_weight(x: Any, eps: Any, dtype: Any) -> Any:
-    """The norm alone."""
+    """The norm without a weight."""
     y = _normalized(x, eps)
     return either(y, aten._to_copy.default(y, dtype=dtype))
 

@@ -67,7 +67,7 @@ def rotate_pairs(
 
 
 def split_halves(x: Any, cos: Any, sin: Any, axis: Any, dtype: Any, start: Any, middle: Any, end: Any) -> Any:
-    """Both halves turned by themselves."""
+    """Match a rotation of both halves separately."""
     a, b = aten.slice.Tensor(x, -1, start, middle), aten.slice.Tensor(x, -1, middle, end)
     return either(*(aten.cat.default(pair, -1) for pair in _turned(a, b, cos, sin, axis, dtype)))
 
@@ -87,7 +87,7 @@ def split_pairs(x: Any, cos: Any, sin: Any, axis: Any, dtype: Any, flat: Any, en
 
 
 def _spread(cos: Any, sin: Any, axis: Any) -> Iterator[tuple[Any, Any]]:
-    """Both over the heads, by an axis of size 1 or, where that is the first one, without it."""
+    """Yield cosines and sines over the heads, by an axis of size 1 or, if that is the first axis, without it."""
     yield aten.unsqueeze.default(cos, axis), aten.unsqueeze.default(sin, axis)
     yield cos, sin
 

@@ -2,7 +2,7 @@
 
     cos(angles) · scale, sin(angles) · scale, with angles[t, i] = positions[t] · frequency[i]
         →  the halves of llmc.rope_angles(positions, inv_freq, scale), each put twice where the model has it twice
-Must have: angles that depend on positions and constants alone, and linearly on each position: the frequencies are read
+Must have: angles that depend only on positions and constants, and linearly on each position: the frequencies are read
 off the values, however they are computed. Angles that change with the sequence length (dynamic NTK, longrope) are
 refused: a cached key would have to be turned again.
 """
@@ -34,7 +34,8 @@ _SHORT, _LONG = 8, 1 << 20
 
 @dataclass(frozen=True)
 class _Angles:
-    """frequencies: [rotary / 2], fp32. repeats: how the model puts each twice: not at all, as halves, or as pairs."""
+    """The angles of a rotation. frequencies: [rotary / 2], fp32. repeats: how the model puts each twice: not at all, as
+    halves, or as pairs."""
 
     frequencies: Tensor
     repeats: str

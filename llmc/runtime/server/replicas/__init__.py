@@ -1,1 +1,1 @@
-"""Several processes with an engine each behind one port: routing, health, restarts."""
+"""Several processes, each with an engine, behind one port: routing, health, restarts."""

@@ -1,4 +1,4 @@
-"""Passes requests on to replicas and their answers back, and merges what the replicas tell of themselves."""
+"""Passes requests on to replicas and their answers back, and merges what the replicas report of themselves."""
 
 import asyncio
 import logging

@@ -58,7 +58,7 @@ class Replica:
 
     @property
     def session(self) -> aiohttp.ClientSession:
-        """Connections to the worker."""
+        """The client session with connections to the worker."""
         if self._session is None:
             connector = aiohttp.UnixConnector(path=str(self.socket), limit=0)
             timeout = aiohttp.ClientTimeout(total=None, sock_connect=5)

@@ -13,7 +13,7 @@ from llmc.runtime.server.serve import serve
 
 
 def main() -> None:
-    """Serve until SIGTERM, or until the router is gone."""
+    """Serve until SIGTERM, or until the router has ended."""
     end_on_sigterm()
     options = read_options(sys.stdin.readline())
     threading.Thread(target=_follow_router, daemon=True).start()

@@ -39,7 +39,8 @@ async def fitted_prompt(
 async def _prompt(
     model: ServedModel, chat: ChatRequest, start: int, shows_tools: bool, most: int, fix: str = "shorten it"
 ) -> tuple[RenderedPrompt, list[int]]:
-    """Without the messages before `start`, those of the system excepted. most, fix: as in ServedModel.tokenize."""
+    """Render the prompt without the messages before `start`, except those of the system. most, fix: as in
+    ServedModel.tokenize."""
     kept = [message for message in chat.messages[:start] if message.role in ("system", "developer")]
     prompt = await chat_prompt(model, chat, [*kept, *chat.messages[start:]], shows_tools=shows_tools)
     return prompt, await model.tokenize(prompt.text, chat.add_special_tokens, most, fix=fix)

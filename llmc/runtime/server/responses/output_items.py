@@ -1,4 +1,4 @@
-"""A response's output items as they grow, and the typed events that tell of it."""
+"""A response's output items as they grow, and the typed events that report it."""
 
 import copy
 import uuid

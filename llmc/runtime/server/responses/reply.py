@@ -55,7 +55,7 @@ class ResponseReply:
             yield self._numbered({"type": kind, "response": self.response("in_progress")})
 
     def take(self, output: RequestOutput) -> Iterator[Json]:
-        """Note an output; the events that tell of it. All of them are to be taken."""
+        """Note an output, and return its events. All of them are to be taken."""
         self._usage = output.usage
         for delta in output.choices:
             for event in self._of_delta(delta):

@@ -15,7 +15,8 @@ _ENTRY_BYTES = 4096
 
 @dataclass(frozen=True)
 class StoredResponse:
-    """response: as the client got it. input_items: what its request added. conversation: all items up to its end.
+    """A response that later requests may continue. response: as the client got it. input_items: what its request added.
+    conversation: all items up to its end.
 
     size: of its texts, in bytes. tenant: whose key it was made with.
     """
@@ -53,7 +54,7 @@ class ResponseStore:
         return f"resp_{self._replica:02x}{uuid.uuid4().hex}"
 
     def get(self, identity: str, tenant: str | None) -> StoredResponse | None:
-        """That response, if it is the tenant's and not too old."""
+        """Return that response, if it is the tenant's and not too old."""
         found = self._kept.get(identity)
         if found is None or found[0].tenant != tenant:
             return None
@@ -74,7 +75,7 @@ class ResponseStore:
             self._drop(next(iter(self._kept)))
 
     def delete(self, identity: str, tenant: str | None) -> bool:
-        """Forget a response; whether it was there."""
+        """Delete a response; return whether it existed."""
         if self.get(identity, tenant) is None:
             return False
         self._drop(identity)

@@ -74,7 +74,7 @@ def response_routes(model: ServedModel) -> APIRouter:
     @router.post("/v1/responses/{response_id}/cancel", response_model=None)
     async def cancel(response_id: str, request: Request) -> Response:
         stored_response(model, response_id, request)
-        raise bad_request("only background responses can be cancelled, and there are none here", "response_id")
+        raise bad_request("only background responses can be cancelled, and this server has none", "response_id")
 
     return router
 

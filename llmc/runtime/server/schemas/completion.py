@@ -29,11 +29,11 @@ class CompletionRequest(SamplingFields):
     add_special_tokens: bool = True
 
     def sequences(self) -> int:
-        """How many outputs are generated: of all prompts, those that best_of drops included."""
+        """The number of outputs that are generated for all prompts, including those that best_of drops."""
         return len(self.prompts()) * max(self.n or 1, self.best_of or 1)
 
     def prompts(self) -> list[str | list[int]]:
-        """Each prompt: a text or token ids."""
+        """The prompts: texts or token ids."""
         if isinstance(self.prompt, str):
             return [self.prompt]
         ids = [item for item in self.prompt if isinstance(item, int)]

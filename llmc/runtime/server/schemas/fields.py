@@ -7,7 +7,7 @@ from pydantic import BaseModel, ModelWrapValidatorHandler, PrivateAttr, model_va
 
 
 class Fields(BaseModel):
-    """Null is as if the field were not there: some clients write out every field that they know."""
+    """Null means the same as a missing field: some clients write out every field that they know."""
 
     @model_validator(mode="before")
     @classmethod

@@ -73,7 +73,7 @@ def _known(item: Any) -> Any:
     if isinstance(kind, str) and kind not in READ:
         raise PydanticCustomError(
             TEXT_ONLY,
-            "input items of type {type} are not taken: give messages, function_call, function_call_output, reasoning",
+            "input items of type {type} are not supported: use message, function_call, function_call_output, reasoning",
             {"type": f"{kind:.60}"},
         )
     return item

@@ -56,7 +56,7 @@ class TextConfig(Fields, extra="allow"):
 
 
 class ReasoningConfig(Fields, extra="allow"):
-    """effort: for templates that look at it; `none` turns thinking off. summary: of no effect, as nothing sums up."""
+    """effort: for templates that use it; `none` turns thinking off. summary: of no effect, as nothing sums up."""
 
     effort: str | None = Field(default=None, max_length=64)
     summary: str | None = None

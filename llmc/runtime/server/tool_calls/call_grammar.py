@@ -9,7 +9,8 @@ from llmc.runtime.server.tool_calls.tools import Tools
 
 
 def call_grammar(form: ToolForm, tools: Tools, spell: Callable[[str], Sequence[Mark]], single: bool) -> str:
-    """In Lark's notation. spell: as GrammarText has it. single: exactly one call, instead of at least one."""
+    """Return the grammar of calls in Lark's notation. spell: as in GrammarText. single: exactly one call, instead of at
+    least one."""
     text, layout = GrammarText(spell), form.layout
     call = text.rule(_joined(text.mark(layout.begin), form.notations[0].write(text, tools), text.mark(layout.end)))
     more = "" if single else f"({_joined(text.mark(layout.between), call)})*"

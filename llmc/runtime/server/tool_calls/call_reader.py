@@ -38,7 +38,7 @@ class CallReader(OutputReader):
             self._say_text("")
 
     def _section(self, section: Section) -> Wait[None]:
-        """Read the calls behind an opening; without any it is text."""
+        """Read the calls after an opening. An opening without calls is text."""
         source, start, count = self._source, self._source.at, 0
         source.returns = True
         if not section.is_call:

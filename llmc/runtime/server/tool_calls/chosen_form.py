@@ -13,8 +13,8 @@ _USUAL = "hermes"
 
 @dataclass(frozen=True)
 class ChosenForm:
-    """is_known: the option or the template names the form, or no template shows tools to the model.
-    is_taught: the template teaches the form, and the option names no other."""
+    """The form of tool calls, and how it was chosen. is_known: the option or the template names the form, or no
+    template shows tools to the model. is_taught: the template teaches the form, and the option names no other."""
 
     form: ToolForm
     is_known: bool

@@ -18,7 +18,7 @@ class Notation(Protocol):
         """Texts in it that may be special tokens."""
 
     def read(self, source: Incoming, calls: Calls) -> Wait[bool]:
-        """Read a call and tell of it. False, with nothing told, if none comes next."""
+        """Read a call and emit its events. False, with nothing told, if none comes next."""
 
     def write(self, text: GrammarText, tools: Tools) -> str:
         """An expression for one call of any of the functions."""
@@ -31,7 +31,7 @@ class Notation(Protocol):
 class Section:
     """The section around calls. opening: comes before them. closing: comes after them; None if nothing does.
 
-    at_start: counts only where no text has come before. is_call: the opening is the call's own beginning.
+    at_start: counts only at the beginning of the text. is_call: the opening is the call's own beginning.
     """
 
     opening: str
@@ -83,7 +83,7 @@ class ToolForm:
 
     @property
     def marks(self) -> frozenset[str]:
-        """All texts in it that may be special tokens."""
+        """All texts in the form that may be special tokens."""
         around = [mark for section in self.sections for mark in (section.opening, section.closing)]
         inside = [mark for notation in self.notations for mark in notation.marks]
         found: Sequence[str | None] = (*around, *inside, *self.call_marks)

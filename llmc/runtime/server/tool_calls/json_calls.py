@@ -26,7 +26,8 @@ class _Call:
 
 @dataclass(frozen=True)
 class JsonCalls:
-    """name, arguments: the keys as the form writes them; every form's keys are read. before_name: what comes first."""
+    """Calls that are JSON objects. name, arguments: the keys as the form writes them; every form's keys are read.
+    before_name: what comes first."""
 
     name: str = "name"
     arguments: str = "arguments"
@@ -46,7 +47,7 @@ class JsonCalls:
         return call.begun
 
     def write(self, text: GrammarText, tools: Tools) -> str:
-        """One call, of any of the functions."""
+        """Write the grammar of one call of any of the functions."""
         return text.choice([self._of_function(text, function) for function in tools.values()])
 
     def example(self, name: str, key: str, value: str) -> str:

@@ -32,7 +32,8 @@ def pass_brackets(source: Incoming, say: Say) -> Wait[None]:
 
 
 def pass_string(source: Incoming, say: Say) -> Wait[None]:
-    """Pass on a string with its quotes. Line breaks and the like, which models leave as they are, are escaped."""
+    """Pass on a string with its quotes. Line breaks and other control characters, which models do not escape, are
+    escaped."""
     say('"')
     source.at += 1
     while (yield from source.more()):

@@ -17,7 +17,8 @@ _NAME = re.compile(r"[\w.-]*", re.ASCII)
 
 @dataclass(frozen=True)
 class LiteralCalls:
-    """opening, closing: The marks around the arguments. assign: comes between a key and its value.
+    """Calls with arguments as literals. opening, closing: The marks around the arguments. assign: comes between a key
+    and its value.
 
     before: comes before the name. between: comes between arguments, as the form writes them.
     """
@@ -54,7 +55,7 @@ class LiteralCalls:
         return True
 
     def write(self, text: GrammarText, tools: Tools) -> str:
-        """One call, of any of the functions."""
+        """Write the grammar of one call of any of the functions."""
         values = LiteralGrammar(text, self.dialect)
         return text.choice([self._of_function(text, values, function) for function in tools.values()])
 
@@ -81,7 +82,7 @@ class LiteralCalls:
             key = yield from self._key(source)
             key = next(names, None) if key is None else key
             if key is None:
-                # Some models write None where there is nothing to say.
+                # Some models write None for an absent value.
                 if (yield from read_value(source, self.dialect)) is not None:
                     raise NotLiteral
                 continue

@@ -24,7 +24,8 @@ class NotLiteral(Exception):
 
 @dataclass(frozen=True)
 class Dialect:
-    """quotes: The marks around strings. escapes: whether a backslash means something in them."""
+    """A notation of literals. quotes: The marks around strings. escapes: whether a backslash means something in
+    them."""
 
     quotes: tuple[str, ...]
     escapes: bool

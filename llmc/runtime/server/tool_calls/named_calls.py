@@ -70,7 +70,7 @@ class NamedCalls:
         return are_arguments
 
     def write(self, text: GrammarText, tools: Tools) -> str:
-        """One call, of any of the functions."""
+        """Write the grammar of one call of any of the functions."""
         return text.choice([self._of_function(text, function) for function in tools.values()])
 
     def example(self, name: str, key: str, value: str) -> str:

@@ -69,7 +69,7 @@ class TaggedCalls:
         return True
 
     def write(self, text: GrammarText, tools: Tools) -> str:
-        """One call, of any of the functions."""
+        """Write the grammar of one call of any of the functions."""
         return text.choice([self._of_function(text, function) for function in tools.values()])
 
     def example(self, name: str, key: str, value: str) -> str:
@@ -111,7 +111,7 @@ class TaggedCalls:
             calls.arguments(json.dumps(typed_value("".join(parts), function, key), ensure_ascii=False))
 
     def _value(self, source: Incoming, say: Say) -> Wait[bool]:
-        """Say a value's text; whether its end came."""
+        """Emit a value's text; return whether its end was reached."""
         if self.padded:
             yield from source.takes("\n")
         closing, held = self.value_closing.strip(), ""
@@ -129,7 +129,7 @@ class TaggedCalls:
             say(text.removesuffix(held))
 
     def _is_end(self, source: Incoming, closing: str) -> Wait[bool]:
-        """Whether the closing tag that comes next ends the value; it is read."""
+        """Read the next closing tag, and return whether it ends the value."""
         source.returns = True
         after = source.at + len(closing)
         source.at = after

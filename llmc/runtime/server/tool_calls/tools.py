@@ -14,7 +14,8 @@ _PARTS = ("allOf", "anyOf", "oneOf")
 
 @dataclass(frozen=True)
 class Function:
-    """name: what calls name it. parameters: the schema of its arguments, which are an object."""
+    """A function that a call may name. name: what calls name it. parameters: the schema of its arguments, which are an
+    object."""
 
     name: str
     parameters: Schema

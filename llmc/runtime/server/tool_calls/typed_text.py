@@ -20,7 +20,7 @@ def is_plain(function: Function, name: str) -> bool:
 def typed_value(text: str, function: Function, name: str) -> Any:
     """The value of an argument: the first of its types, in the schema's order, that the text can be.
 
-    A text that is a value of none of them stays a string. An argument without a type is parsed as JSON.
+    A text that is not a value of any of them stays a string. An argument without a type is parsed as JSON.
     """
     for value in function.values(name):
         if text == (value if isinstance(value, str) else json.dumps(value)):

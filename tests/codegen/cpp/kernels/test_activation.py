@@ -38,7 +38,7 @@ def test_activations_are_as_exact_as_fp32_allows(target: CpuTarget, activation: 
 
 
 @targets
-def test_limits(target: CpuTarget) -> None:
+def test_limits_of_activations(target: CpuTarget) -> None:
     x = torch.tensor([-torch.inf, -1e4, -0.0, 0.0, 1e-30, 1e4, torch.inf, torch.nan])
     for activation in ("sigmoid", "tanh", "relu"):
         expected = apply_activation(x, activation)

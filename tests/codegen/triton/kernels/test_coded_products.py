@@ -12,7 +12,7 @@ from llmc.codegen.triton.kernel import DeviceLaunch
 from llmc.codegen.triton.kernels.products.linear import fused_linear, gated_linear, linear, lm_head
 from llmc.codegen.triton.kernels.rows.embedding import embedding
 from llmc.codegen.triton.kernels.rows.select_channels import select_channels
-from llmc.formats.code_format import CODE_FORMATS, STEP_PARTS
+from llmc.formats.code_format import CODE_FORMATS, STEP_PARTS, TOKEN_GROUP
 from llmc.graph.serialize import WeightOf
 from llmc.ops.token_codes import token_codes
 from llmc.program import Layout, WeightSlot, code_rows_layout, step_row_bytes
@@ -66,6 +66,7 @@ def _linear(
     bias: Tensor | None = None,
     residual: Tensor | None = None,
     x_scale: Tensor | None = None,
+    x_group: int | None = None,
     activation: str = "identity",
     scale: float = 1.0,
     target: str = "h100",
@@ -73,7 +74,7 @@ def _linear(
     tolerance = GPU_KERNELS[x.dtype] * (2 if weight.format in ROUNDED else 1)
     if device == "cuda" and x_format == "fp8":
         tolerance = max(tolerance, FP8_SUMS)
-    arguments = (rounded(x, x_format, x_scale), weight.claimed(), bias, residual, activation, scale, x.dtype)
+    arguments = (rounded(x, x_format, x_scale, x_group), weight.claimed(), bias, residual, activation, scale, x.dtype)
     return check(fused_linear, *arguments, device=device, tolerance=tolerance, target=target)
 
 
@@ -90,15 +91,70 @@ def test_every_row_count(device: str, tokens: int, format: str, group: int | Non
     _linear(seeded_normal(0, tokens, 384).half(), quantized_weight(format, 136, 384, group), x_format, device)
 
 
-# Channels of an odd number of groups, where rows need not be whole super-blocks; outputs that fill no tile.
+# Rows of 2 super-blocks of 256 or 288 columns, and of 1 whose steps end within a byte; outputs that fill no tile.
+_EACH_ROUNDING = (("none", None), ("int8", None), ("int8", TOKEN_GROUP))
+_OF_BLOCKS = [(f, c, *x) for f in BLOCKED for c in (512, 576, 608) for x in _EACH_ROUNDING]
+
+
 @pytest.mark.parametrize(
-    ("format", "x_format"), quick_sample([(f, x) for f in BLOCKED for x in ("none", "int8")], [("q4_k", "none")])
+    ("format", "channels", "x_format", "x_group"),
+    quick_sample(_OF_BLOCKS, [("q4_k", 576, "none", None), ("iq4_xs", 608, "int8", TOKEN_GROUP)]),
 )
-def test_blocked_formats(device: str, format: str, x_format: str) -> None:
-    record = CODE_FORMATS[format]
-    weight = quantized_weight(format, 13, 512 if record.run == 256 else 288, None)
+def test_blocked_formats(device: str, format: str, channels: int, x_format: str, x_group: int | None) -> None:
+    weight = quantized_weight(format, 13, channels, None)
     for tokens, dtype in ((1, torch.float32), (3, torch.bfloat16), (18, torch.float16)):
-        _linear(seeded_normal(tokens, tokens, weight.codes.shape[1]).to(dtype), weight, x_format, device)
+        x = seeded_normal(tokens, tokens, channels).to(dtype)
+        _linear(x, weight, x_format, device, x_group=x_group)
+
+
+def outlying(tokens: int, channels: int, dtype: torch.dtype) -> Tensor:
+    """Tokens with a channel larger than all others, where groups of channels have different scales."""
+    x = seeded_normal(tokens, tokens, channels)
+    x[:, channels // 2] *= 30
+    return x.to(dtype)
+
+
+# Widths of SmolLM2, of Gemma 3 and of Qwen 2.5, and of a row whose last group of channels is short.
+BY_GROUPS = [
+    *(("int8", g, False, c) for c, g in ((576, None), (640, 64), (896, 128), (100, None))),
+    *(("int4", g, z, c) for c, g, z in ((576, 64, True), (640, 128, False), (896, 32, True), (100, None, False))),
+    *(("int5", g, z, c) for c, g, z in ((576, 32, False), (640, None, True), (896, 128, True))),
+    *(("int6", g, z, c) for c, g, z in ((576, None, False), (640, 64, True), (896, 128, False))),
+]
+
+
+@pytest.mark.parametrize(
+    ("format", "group", "asymmetric", "channels"), quick_sample(BY_GROUPS, [BY_GROUPS[0], BY_GROUPS[4], BY_GROUPS[7]])
+)
+def test_a_scale_of_x_for_each_group(
+    device: str, format: str, group: int | None, asymmetric: bool, channels: int
+) -> None:
+    weight = quantized_weight(format, 24, channels, group, asymmetric=asymmetric)
+    for tokens, dtype in ((1, torch.float32), (3, torch.bfloat16), (18, torch.float16)):
+        _linear(outlying(tokens, channels, dtype), weight, "int8", device, x_group=TOKEN_GROUP)
+
+
+@pytest.mark.parametrize("tokens", quick_sample([2, 70, 150], [70]))
+@pytest.mark.parametrize(("format", "group"), [("int4", 128), ("int8", None)])
+def test_every_row_count_of_groups(device: str, tokens: int, format: str, group: int | None) -> None:
+    """Tiles of 16 to 128 tokens, whose scales are padded to sixteen."""
+    weight, x = quantized_weight(format, 136, 384, group), outlying(tokens, 384, torch.float16)
+    _linear(x, weight, "int8", device, x_group=TOKEN_GROUP)
+
+
+def test_codes_and_scales_of_groups(device: str) -> None:
+    """The same as in torch; tiles find more of the last token's scales after its own."""
+    x = outlying(18, 100, torch.float16)
+    x[3, 32:64], x[4, 99] = 0.0, float("nan")
+    arguments = (rounded(x, "int8", group=TOKEN_GROUP), quantized_weight("int8", 8, 100, None).claimed())
+    call = TensorCall(linear, arguments, (torch.empty(18, 8, dtype=torch.float16),), device, in_place=False)
+    call.run(next(each for each in call.candidates() if each.constants["SCALES"] != 1))
+    codes, scales = token_codes(x, None, "int8", TOKEN_GROUP)
+    found = call.memory["buffer", "workspace_x_codes"][:, :100].cpu()
+    assert torch.equal(found[scales.isfinite().all(1)], codes[scales.isfinite().all(1)])
+    stored = call.memory["buffer", "workspace_x_scales"].view(-1)[: 4 * 32].view(4, 32).T.cpu()
+    assert torch.equal(stored[:18].nan_to_num(nan=-1.0), scales.nan_to_num(nan=-1.0))
+    assert torch.equal(stored[18:], scales[17:].expand(14, 4))
 
 
 def test_a_single_group_has_a_minimum(device: str) -> None:
@@ -150,11 +206,23 @@ def test_epilogue(device: str, tokens: int) -> None:
 
 @pytest.mark.parametrize("tokens", quick_sample([1, 3, 9, 70], [3, 70]))
 @pytest.mark.parametrize(
-    ("format", "group", "x_format"), [("int4", 32, "none"), ("int6", 32, "none"), ("int8", None, "int8")]
+    ("format", "group", "x_format", "x_group"),
+    [
+        ("int4", 32, "none", None),
+        ("int6", 32, "none", None),
+        ("int8", None, "int8", None),
+        ("int4", 32, "int8", TOKEN_GROUP),
+    ],
 )
-def test_gated(device: str, tokens: int, format: str, group: int | None, x_format: str) -> None:
+def test_gated(device: str, tokens: int, format: str, group: int | None, x_format: str, x_group: int | None) -> None:
     weight, x = quantized_weight(format, 2 * 37, 96, group), seeded_normal(0, tokens, 96).half()
-    arguments = (rounded(x, x_format), weight.claimed(), seeded_normal(2, 2 * 37).half(), "silu", x.dtype)
+    arguments = (
+        rounded(x, x_format, group=x_group),
+        weight.claimed(),
+        seeded_normal(2, 2 * 37).half(),
+        "silu",
+        x.dtype,
+    )
     check(gated_linear, *arguments, device=device, tolerance=1e-3)
 
 
@@ -184,17 +252,29 @@ def test_codes_do_not_hide_a_nan(device: str, format: str, x_scale: Tensor | Non
     _linear(x, quantized_weight(format, 40, 70, None), format, device, x_scale=x_scale)
 
 
-@pytest.mark.parametrize(("format", "tokens", "dtype"), [("int8", 1, torch.float32), ("fp8", 6, torch.float16)])
-def test_rows_are_normed_where_they_are_rounded(device: str, format: str, tokens: int, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("tokens", [3, 6])
+def test_codes_of_groups_do_not_hide_a_nan(device: str, tokens: int) -> None:
+    x = seeded_normal(0, tokens, 70).half()
+    x[1, 69] = float("nan")
+    _linear(x, quantized_weight("int8", 40, 70, None), "int8", device, x_group=TOKEN_GROUP)
+
+
+@pytest.mark.parametrize(
+    ("format", "x_group", "tokens", "dtype"),
+    [("int8", None, 1, torch.float32), ("fp8", None, 6, torch.float16), ("int8", TOKEN_GROUP, 6, torch.float16)],
+)
+def test_rows_are_normed_where_they_are_rounded(
+    device: str, format: str, x_group: int | None, tokens: int, dtype: torch.dtype
+) -> None:
     """Which takes one launch, not two."""
     norm, tolerance = (1 + seeded_normal(1, 96) / 4).to(dtype), NORMED_CODES[dtype]
     x, residual = 3 * seeded_normal(0, tokens, 96).to(dtype), seeded_normal(2, tokens, 40).to(dtype)
     weight, gates = quantized_weight(format, 40, 96, None), quantized_weight(format, 2 * 37, 96, None)
-    arguments = (rounded(normed(x, norm), format), weight.claimed(), None, residual, "silu", 1.0, dtype)
+    arguments = (rounded(normed(x, norm), format, group=x_group), weight.claimed(), None, residual, "silu", 1.0, dtype)
     launches = check(fused_linear, *arguments, device=device, tolerance=tolerance)
     assert {python_function(launch.function).__name__ for launch in launches} == {"quantize_tokens_kernel"}
     assert all(python_function(launch.then[0].function).__name__.startswith("code_") for launch in launches)
-    gated = (rounded(normed(x, None), format), gates.claimed(), None, "silu", dtype)
+    gated = (rounded(normed(x, None), format, group=x_group), gates.claimed(), None, "silu", dtype)
     check(gated_linear, *gated, device=device, tolerance=tolerance)
 
 
@@ -240,7 +320,7 @@ EXPANDED = [
     ("mxfp4", 32, 96, False),
     ("mxfp4", 16, 80, False),
     ("int4", 16, 64, True),
-    *((format, None, 512 if CODE_FORMATS[format].run == 256 else 288, False) for format in BLOCKED),
+    *((format, None, 576, False) for format in BLOCKED),
 ]
 
 
@@ -303,7 +383,7 @@ def test_embedding(device: str, format: str, group: int | None, dtype: torch.dty
 @pytest.mark.parametrize("format", BLOCKED)
 def test_embedding_of_blocked_formats(device: str, format: str) -> None:
     """Equal bits, except where one side rounds a product that the other fuses into a difference."""
-    weight, ids = quantized_weight(format, 50, 512, None), torch.tensor([3, 49, 0, 3], dtype=torch.int32)
+    weight, ids = quantized_weight(format, 50, 576, None), torch.tensor([3, 49, 0, 3], dtype=torch.int32)
     check(embedding, ids, weight.claimed(), torch.float32, device=device, tolerance=1e-7)
 
 
@@ -321,19 +401,21 @@ def test_pairs_of_codes_lie_sixteen_channels_apart() -> None:
     assert code_rows(codes, Layout.CODE_ROWS).view(2, 48)[:, :40].equal(codes)
 
 
+# 17 and 19 groups of 32 columns have steps that end within a byte.
+@pytest.mark.parametrize("columns", [512, 544, 608])
 @pytest.mark.parametrize("format", BLOCKED)
-def test_rows_of_blocked_formats_are_read_back(format: str) -> None:
+def test_rows_of_blocked_formats_are_read_back(format: str, columns: int) -> None:
     """Codes and steps, at the files' bits."""
-    parts, record = blocked_parts(format, 3, 512), CODE_FORMATS[format]
+    parts = blocked_parts(format, 3, columns)
     packed = blocked_rows(parts, format, code_rows_layout(format))
-    assert packed.numel() == 3 * 512 * record.bits // 8
-    slot = WeightSlot("codes", "U8", (3, 512), code_rows_layout(format), packed.numel())
+    assert packed.numel() == 3 * row_bytes(columns, code_rows_layout(format))
+    slot = WeightSlot("codes", "U8", (3, columns), code_rows_layout(format), packed.numel())
     assert torch.equal(blocked_in_rows(packed, slot, WeightOf("codes", "I8", format, "codes")), parts["codes"])
     for name in (name for name in STEP_PARTS if name in parts):
         steps = blocked_rows(parts, format, Layout.STEP_ROWS)
-        width = step_row_bytes(parts[name].shape[1], format)
-        assert steps.numel() == 3 * width
-        slot = WeightSlot("steps", "U8", (3, width), Layout.STEP_ROWS, steps.numel())
+        groups = parts[name].shape[1]
+        assert steps.numel() == 3 * step_row_bytes(groups, format)
+        slot = WeightSlot("steps", "U8", (3, groups), Layout.STEP_ROWS, steps.numel())
         assert torch.equal(blocked_in_rows(steps, slot, WeightOf("steps", "I8", format, name)), parts[name])
 
 

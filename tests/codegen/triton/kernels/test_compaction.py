@@ -13,6 +13,7 @@ from llmc.codegen.triton.kernel import KernelTemplate
 from llmc.codegen.triton.kernels.compaction.compact_kv import compact_kv
 from llmc.codegen.triton.kernels.compaction.keep_sums import keep_sums
 from llmc.codegen.triton.kernels.compaction.last_uses import last_uses
+from llmc.codegen.triton.kernels.compaction.score_expected import score_expected
 from llmc.codegen.triton.kernels.compaction.score_keys import score_keys
 from llmc.codegen.triton.kernels.compaction.score_leverage import score_leverage
 from llmc.codegen.triton.kernels.compaction.sum_attention import sum_attention
@@ -26,6 +27,7 @@ from tests.gpu_target import gpu_target
 SCORES = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}
 dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=["f32", "f16"])
 LEVERAGES = {torch.float32: 1e-5, torch.float16: 5e-3}
+EXPECTED = 1e-5
 INV_FREQ = torch.tensor([1.0, 0.3, 0.1, 0.03, 0.01])
 # A whole number of tiles and of blocks, a prime, a single block, and all rows that there may be.
 SIZES = [(43, 24), (16, 8), (64, 56), (47, 40)]
@@ -119,6 +121,65 @@ def test_other_rotations_and_chunks(device: str, options: dict[str, Any]) -> Non
     """Also a first chunk, sinks within a chunk, and chunks after which all rows stay."""
     arguments = leverage_arguments(torch.float32, "int8:g8", **options)
     check(score_leverage, *arguments, device=device, tolerance=LEVERAGES[torch.float32])
+
+
+def expected_arguments(
+    dtype: torch.dtype,
+    format: str | None,
+    *,
+    heads: int = 6,
+    rows: int = 43,
+    tokens: int = 90,
+    pinned: int = 0,
+    sinks: int = 2,
+    recent: int = 3,
+    inv_freq: Tensor = INV_FREQ,
+    interleaved: bool = False,
+    is_spread: bool = False,
+) -> tuple[Any, ...]:
+    """Of llmc::score_expected."""
+    k, _, compaction, _ = cached(format, rows, 24, 0, dtype, tokens=tokens, pinned=pinned)
+    means = torch.randn(heads, KEYS + len(inv_freq), generator=torch.Generator().manual_seed(heads))
+    return (k, compaction, means, inv_freq, interleaved, is_spread, sinks, recent, LONGEST, format)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@dtypes
+def test_rows_that_later_queries_expect(device: str, dtype: torch.dtype, format: str | None) -> None:
+    check(score_expected, *expected_arguments(dtype, format), device=device, tolerance=EXPECTED)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"interleaved": True},
+        {"is_spread": True},
+        {"inv_freq": torch.linspace(0.01, 1, KEYS // 2)},
+        {"heads": 3},
+        {"heads": 51, "rows": 64},
+        {"tokens": 100_000},
+        {"rows": 40, "sinks": 17, "recent": 0},
+    ],
+    ids=lambda options: "-".join(options),
+)
+def test_other_means_and_rows(device: str, options: dict[str, Any]) -> None:
+    """Also all channels rotated, groups of one head and of more than a tile has, and positions behind 65536."""
+    check(score_expected, *expected_arguments(torch.float32, "int8:g8", **options), device=device, tolerance=EXPECTED)
+
+
+@pytest.mark.parametrize("pinned", [13, 40])
+def test_pinned_rows_score_infinity(device: str, pinned: int) -> None:
+    """The second time no other row may leave."""
+    arguments = expected_arguments(torch.float32, None, pinned=pinned)
+    check(score_expected, *arguments, device=device, tolerance=EXPECTED)
+    scores = score_expected.op(*arguments).view(KV_HEADS, LONGEST)
+    assert scores[:, :pinned].isinf().all() and not scores[:, pinned:].isinf().any()
+
+
+def test_rows_that_score_infinity_stay(device: str) -> None:
+    k, v, compaction, scores = cached(None, 43, 24, pinned=13)
+    scores.view(KV_HEADS, LONGEST)[:, :13] = float("inf")
+    check(compact_kv, k, v, scores, compaction, KEYS, VALUES, 2, 3, device=device, tolerance=0.0)
 
 
 @pytest.mark.parametrize("format", FORMATS)

@@ -53,9 +53,10 @@ def test_codes(device: str, format: str, group: int | None, asymmetric: bool) ->
 
 @pytest.mark.parametrize("format", quick_sample(["q4_k", "q6_k", "q3_k", "iq4_nl"], ["q6_k"]))
 def test_blocked_codes(device: str, format: str) -> None:
-    weight = quantized_weight(format, EXPERTS * 24, 256, None)
+    """With super-blocks of 288 columns."""
+    weight = quantized_weight(format, EXPERTS * 24, 576, None)
     for tokens, dtype in ((1, torch.float32), (7, torch.float16)):
-        arguments = (seeded_normal(0, tokens, 256).to(dtype), weight.claimed(), None, choose(tokens, 2), EXPERTS, None)
+        arguments = (seeded_normal(0, tokens, 576).to(dtype), weight.claimed(), None, choose(tokens, 2), EXPERTS, None)
         check(expert_linear, *arguments, device=device, tolerance=GPU_KERNELS[dtype])
 
 

@@ -13,6 +13,7 @@ from llmc.codegen.triton.kernel import DeviceLaunch, KernelTemplate
 from llmc.codegen.triton.kernels.products.linear import fused_linear, gated_linear, linear, lm_head
 from llmc.codegen.triton.kernels.products.product import WITHOUT_MASKS
 from llmc.codegen.triton.kernels.rows.embedding import embedding
+from llmc.formats.code_format import TOKEN_GROUP
 from llmc.program import Layout
 from llmc.program.launch_arguments import Operand
 from tests.codegen.triton.claimed import normed, rounded, values_of
@@ -83,11 +84,12 @@ def test_every_row_count(device: str, tokens: int, scheme: str) -> None:
 
 @pytest.mark.parametrize("tokens", [1, 9])
 @pytest.mark.parametrize(
-    ("group", "x_format"), [(32, "none"), (None, "int8"), pytest.param(32, "int8", marks=pytest.mark.slow)]
+    ("group", "x_format", "x_group"),
+    [(32, "none", None), (None, "int8", TOKEN_GROUP), pytest.param(32, "int8", None, marks=pytest.mark.slow)],
 )
-def test_codes(device: str, group: int | None, x_format: str, tokens: int) -> None:
+def test_codes(device: str, group: int | None, x_format: str, x_group: int | None, tokens: int) -> None:
     weight, x = sparse_code_rows(24, 96, 0.5, group), seeded_normal(tokens, tokens, 96).half()
-    arguments = (rounded(x, x_format), weight.claimed(), None, x.dtype)
+    arguments = (rounded(x, x_format, group=x_group), weight.claimed(), None, x.dtype)
     check(linear, *arguments, device=device, tolerance=GPU_KERNELS[x.dtype])
     _same_sums(linear, weight, arguments, device)
 

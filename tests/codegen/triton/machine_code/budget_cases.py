@@ -12,9 +12,10 @@ from llmc.codegen.triton.kernels.attention.paged_attention import paged_attentio
 from llmc.codegen.triton.kernels.attention.rope_kv_write import rope_kv_write
 from llmc.codegen.triton.kernels.products.linear import fused_linear, lm_head
 from llmc.codegen.triton.kernels.rows.rms_norm import rms_norm
+from llmc.formats.code_format import TOKEN_GROUP
 from llmc.program import DeviceKernel
 from llmc.targets import GpuTarget
-from tests.codegen.triton.claimed import Claimed
+from tests.codegen.triton.claimed import Claimed, rounded
 from tests.codegen.triton.offline_compile import largest, meta, node_kernels
 from tests.codegen.triton.quantized_weight import meta_blocked
 
@@ -22,8 +23,9 @@ Case = tuple[KernelTemplate, tuple[Any, ...]]
 _OPS = torch.ops.llmc
 
 
-def _down_projection(weight: Any) -> Case:
-    return fused_linear, (meta(2, 14336), weight, None, meta(2, 4096), "identity", 1.0, torch.bfloat16)
+def _down_projection(weight: Any, x_format: str = "none") -> Case:
+    x = rounded(meta(2, 14336), x_format, group=TOKEN_GROUP)
+    return fused_linear, (x, weight, None, meta(2, 4096), "identity", 1.0, torch.bfloat16)
 
 
 def _codes(format: str) -> Claimed:
@@ -50,6 +52,8 @@ CASES: Mapping[str, Callable[[], Case]] = {
     "product of fp8": lambda: _down_projection(_codes("fp8")),
     "product of q4_k": lambda: _down_projection(meta_blocked("q4_k", 4096, 14336).claimed()),
     "product of q6_k": lambda: _down_projection(meta_blocked("q6_k", 4096, 14336).claimed()),
+    "product of w4a8:x32": lambda: _down_projection(_codes("int4"), "int8"),
+    "product of w8a8:x32": lambda: _down_projection(_codes("int8"), "int8"),
     "lm_head": lambda: (lm_head, (meta(2, 4096), meta(128256, 4096), None)),
     "attention": _attention,
     "rope_kv_write": _rope_kv_write,

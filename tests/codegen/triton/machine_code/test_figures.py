@@ -109,7 +109,7 @@ def test_innermost_loops_leave_out_spins_and_outer_loops() -> None:
     assert [[each.name for each in loop.instructions] for loop in flow.innermost_loops()] == [["FFMA", "BRA"]]
 
 
-def test_dominating() -> None:
+def test_dominating_instructions() -> None:
     code = _written("@P0 BRA 0x30", "ACQBULK", "EXIT", "STG.E [R0.64],R1", "EXIT")
     flow = control_flow(code)
     _, wait, behind, store, exit_without = code

@@ -143,7 +143,7 @@ CALL = "<|channel|>commentary to=functions.now <|constrain|>json<|message|>"
     ],
 )
 @pytest.mark.parametrize("size", [1, 1000])
-def test_channels(output: str, found: Said, size: int) -> None:
+def test_calls_in_channels(output: str, found: Said, size: int) -> None:
     pieces = [output[i : i + size] for i in range(0, len(output), size)]
     assert read("openai", pieces) == found
 
@@ -211,7 +211,7 @@ def test_plain_text_gets_the_type_of_the_schema(name: str, text: str, value: Any
         (GEMMA, '{a:<|"|>x, y<|"|>,b:[true,null]}', {"a": "x, y", "b": [True, None]}),
     ],
 )
-def test_literals(dialect: Dialect, text: str, value: Any) -> None:
+def test_values_of_literals(dialect: Dialect, text: str, value: Any) -> None:
     assert value_of(text, dialect) == value
 
 

@@ -93,7 +93,7 @@ def test_calls_reach_the_client(form: str, tmp_path: Path) -> None:
         assert [item.get("arguments") for item in last["response"]["output"]] == [None, *(a for _, a in expected)]
 
 
-def test_choices(tmp_path: Path) -> None:
+def test_tool_choices(tmp_path: Path) -> None:
     """What a model says that calls two functions, under each choice that a request has."""
     with opened(tmp_path, CALLS["mistral"], "mistral", frozenset({"[TOOL_CALLS]"})) as model:
 

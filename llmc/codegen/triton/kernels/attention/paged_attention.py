@@ -165,8 +165,8 @@ def _decode(
 
 
 def decode_splits(target: GpuTarget, shares: int, max_model_len: int, min_split: int) -> int:
-    """How many programs have a part each of one request's keys, for each share of its heads: a power of two, enough for
-    one request to fill the GPU.
+    """Return the number of programs that divide one request's keys, for each share of its heads: a power of two, enough
+    for one request to fill the GPU.
 
     It depends on neither the step nor its requests: a request's sums are always taken in the same order.
     """

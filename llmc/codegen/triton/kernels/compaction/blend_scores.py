@@ -2,15 +2,14 @@
 
     score[r] = (1 - kept / tokens) · z(leverage[r]) + z(pooled[r]),   z(x) = (x - mean) / deviation
 
-Mean and deviation are joined from those of the parts that other programs have read (joined_moments).
+Mean and deviation are joined from those of the parts that other programs have read (row_parts.py).
 """
 
 import triton
 import triton.language as tl
 
-from llmc.codegen.triton.kernels.agreed_sums import sum_of_products
 from llmc.codegen.triton.kernels.compaction.key_sketches import row_positions
-from llmc.codegen.triton.kernels.compaction.sketch_moments import part_of_rows
+from llmc.codegen.triton.kernels.compaction.row_parts import joined_parts, part_of_rows
 from llmc.codegen.triton.machine_code.budget import Budget
 
 _LEAST_DEVIATION = tl.constexpr(1e-6)
@@ -80,24 +79,9 @@ def _standardized(
     counts = tl.where(present, (end - start).to(tl.float32), 0.0)
     means = tl.load(moments_ptr + part, mask=present, other=0.0)
     squares = tl.load(moments_ptr + KV_HEADS * PARTS + part, mask=present, other=0.0)
-    mean = sum_of_products(means, counts, 0) / count
-    off = means - mean
-    square = tl.sum(squares, 0) + sum_of_products(off * off, counts, 0)
+    mean, square = joined_parts(means, squares, counts, count)
     deviation = tl.maximum(tl.sqrt_rn(square / (count - 1.0)), _LEAST_DEVIATION)
     return (x - mean) / deviation
-
-
-@triton.jit
-def joined_moments(
-    mean: tl.tensor, square: tl.tensor, done: tl.tensor, x: tl.tensor, present: tl.tensor
-) -> tuple[tl.tensor, tl.tensor]:
-    """Mean and sum of squares about it of `done` numbers, and of those of x that are present. Source: Chan 1979."""
-    count = tl.sum(present.to(tl.float32), 0)
-    own = tl.sum(tl.where(present, x, 0.0), 0) / count
-    off = tl.where(present, x - own, 0.0)
-    away = own - mean
-    share = count / (done + count)
-    return mean + away * share, square + sum_of_products(off, off, 0) + away * away * (done * share)
 
 
 blend_scores_budget = Budget("blend_scores_kernel")

@@ -55,7 +55,7 @@ def compact_kv_kernel(
 
 
 def refuse_stored(node: fx.Node, target: GpuTarget) -> Refusal | None:
-    """Both caches of one float dtype, or of codes."""
+    """Refuse caches unless both have one float dtype, or codes."""
     found = refuse_ranks(node, k_cache=(4,), v_cache=(4,))
     if found is None and arguments_of(node)["cache_format"] is None:
         return refuse_dtypes(node, "k_cache", "v_cache")

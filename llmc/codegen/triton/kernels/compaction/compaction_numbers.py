@@ -8,6 +8,18 @@ _FIRST = tl.constexpr(5)
 
 
 @triton.jit
+def pinned_rows(compaction_ptr: tl.tensor) -> tl.tensor:
+    """The number of first rows that are kept in addition to the policy's."""
+    return tl.load(compaction_ptr + 4)
+
+
+@triton.jit
+def first_free(compaction_ptr: tl.tensor, SINKS: tl.constexpr) -> tl.tensor:
+    """The first row that may leave."""
+    return tl.maximum(pinned_rows(compaction_ptr), SINKS)
+
+
+@triton.jit
 def block_of(compaction_ptr: tl.tensor, row: tl.tensor, present: tl.tensor, BLOCK_SIZE: tl.constexpr) -> tl.tensor:
     """The blocks that hold rows, int64."""
     return tl.load(compaction_ptr + _FIRST + row // BLOCK_SIZE, mask=present, other=0).to(tl.int64)

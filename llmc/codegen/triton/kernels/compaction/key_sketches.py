@@ -9,14 +9,13 @@ are read at a time, because products in fp32 hold both factors in registers.
 import triton
 import triton.language as tl
 
-from llmc.codegen.triton.kernels.attention.cache_codes import read_channels
 from llmc.codegen.triton.kernels.compaction.compaction_numbers import block_of
+from llmc.codegen.triton.kernels.compaction.key_channels import CHANNELS, key_channels
 from llmc.codegen.triton.machine_code.budget import Budget
 
 # SKETCH of llmc/ops/score_leverage.py, and the power of two above it.
 SKETCH = tl.constexpr(48)
 SKETCH_TILE = tl.constexpr(64)
-_CHANNELS = tl.constexpr(16)
 
 
 @triton.jit
@@ -86,10 +85,10 @@ def multiplied_keys(
         angles_ptr += position.to(tl.int64)[:, None] * (2 * HALF)
     column = tl.arange(0, SKETCH_TILE)
     found = tl.zeros([row.shape[0], SKETCH_TILE], tl.float32)
-    for begin in tl.range(0, HEAD_DIM, _CHANNELS):
-        channel = begin + tl.arange(0, _CHANNELS)
+    for begin in tl.range(0, HEAD_DIM, CHANNELS):
+        channel = begin + tl.arange(0, CHANNELS)
         inside = (channel < HEAD_DIM)[:, None] & (column < SKETCH)[None, :]
-        key = _gathered_channels(
+        key = key_channels(
             k_cache_ptr, block_and_head, row % BLOCK_SIZE, present, channel,
             HEAD_DIM, SPREAD_BLOCK, BLOCK_SIZE, CACHE_FORMAT, CACHE_GROUP,
         )  # fmt: skip
@@ -111,45 +110,6 @@ def multiplied_keys(
             found = tl.dot(key * cos, matrix, found, input_precision="ieee")
             found = tl.dot(key * sin, turned, found, input_precision="ieee")
     return found
-
-
-@triton.jit
-def _gathered_channels(
-    k_cache_ptr: tl.tensor,
-    block_and_head: tl.tensor,
-    position: tl.tensor,
-    present: tl.tensor,
-    channel: tl.tensor,
-    HEAD_DIM: tl.constexpr,
-    SPREAD_BLOCK: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    CACHE_FORMAT: tl.constexpr,
-    CACHE_GROUP: tl.constexpr,
-) -> tl.tensor:
-    """_CHANNELS channels of keys, [rows, _CHANNELS]; of spread keys those of the keys before."""
-    ROWS: tl.constexpr = position.shape[0]
-    if SPREAD_BLOCK == 0:
-        found = read_channels(
-            k_cache_ptr, block_and_head, position, present, channel[None, :], (channel < HEAD_DIM)[None, :],
-            HEAD_DIM, BLOCK_SIZE, CACHE_FORMAT, CACHE_GROUP,
-        )  # fmt: skip
-        return found.reshape(ROWS, _CHANNELS)
-    else:
-        found = tl.zeros([ROWS, _CHANNELS], tl.float32)
-        for begin in tl.range(0, HEAD_DIM, _CHANNELS):
-            source = begin + tl.arange(0, _CHANNELS)
-            spread = read_channels(
-                k_cache_ptr, block_and_head, position, present, source[None, :], (source < HEAD_DIM)[None, :],
-                HEAD_DIM, BLOCK_SIZE, CACHE_FORMAT, CACHE_GROUP,
-            )  # fmt: skip
-            # The signs of a Hadamard matrix: whether i AND j has an odd number of ones.
-            odd = source[:, None] & channel[None, :] & (SPREAD_BLOCK - 1)
-            for shift in tl.static_range(4):
-                odd = odd ^ (odd >> (8 >> shift))
-            in_block = (source // SPREAD_BLOCK)[:, None] == (channel // SPREAD_BLOCK)[None, :]
-            hadamard = tl.where(in_block, tl.where((odd & 1) == 1, -1.0, 1.0), 0.0)
-            found = tl.dot(spread.reshape(ROWS, _CHANNELS), hadamard, found, input_precision="ieee")
-        return found * (SPREAD_BLOCK**-0.5)
 
 
 turning_angles_budget = Budget("turning_angles_kernel")

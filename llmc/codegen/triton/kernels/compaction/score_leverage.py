@@ -19,7 +19,7 @@ from llmc.codegen.call import Call, arguments_of
 from llmc.codegen.triton.kernel import Constant, DeviceLaunch, KernelTemplate
 from llmc.codegen.triton.kernels.agreed_sums import sum_of_products
 from llmc.codegen.triton.kernels.attention.kv_write import cache_codes, refuse_format
-from llmc.codegen.triton.kernels.compaction.blend_scores import blend_scores_kernel, joined_moments
+from llmc.codegen.triton.kernels.compaction.blend_scores import blend_scores_kernel
 from llmc.codegen.triton.kernels.compaction.key_masses import MAX_DIM, mass_launches, refuse_scoring
 from llmc.codegen.triton.kernels.compaction.key_sketches import (
     SKETCH,
@@ -27,11 +27,8 @@ from llmc.codegen.triton.kernels.compaction.key_sketches import (
     multiplied_keys,
     turning_angles_kernel,
 )
-from llmc.codegen.triton.kernels.compaction.sketch_moments import (
-    part_of_rows,
-    sketch_moments_kernel,
-    whiten_sketches_kernel,
-)
+from llmc.codegen.triton.kernels.compaction.row_parts import joined_moments, part_of_rows
+from llmc.codegen.triton.kernels.compaction.sketch_moments import sketch_moments_kernel, whiten_sketches_kernel
 from llmc.codegen.triton.kernels.compaction.weigh_attention import weigh_attention_kernel
 from llmc.codegen.triton.kernels.refusals import refuse_dtypes, refuse_ranks
 from llmc.codegen.triton.machine_code.budget import Budget
@@ -115,7 +112,7 @@ def leverages_kernel(
 
 
 def supports(node: fx.Node, target: GpuTarget) -> Refusal | None:
-    """As refuse_scoring, and values likewise."""
+    """Refuse what refuse_scoring refuses, and the same of values."""
     found, given = refuse_scoring(node, target) or refuse_ranks(node, v_cache=(4,)), arguments_of(node)
     if found is not None:
         return found

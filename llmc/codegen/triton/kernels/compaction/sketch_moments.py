@@ -10,26 +10,11 @@ import triton
 import triton.language as tl
 
 from llmc.codegen.triton.kernels.compaction.key_sketches import SKETCH, SKETCH_TILE, multiplied_keys
+from llmc.codegen.triton.kernels.compaction.row_parts import part_of_rows
 from llmc.codegen.triton.machine_code.budget import Budget
 
 # ε, which no pivot is below: XᵀX has no negative eigenvalue.
 _RIDGE = tl.constexpr(1e-2)
-
-
-@triton.jit
-def part_of_rows(
-    compaction_ptr: tl.tensor,
-    part: tl.tensor,
-    SINKS: tl.constexpr,
-    RECENT: tl.constexpr,
-    PARTS: tl.constexpr,
-    ROWS: tl.constexpr,
-) -> tuple[tl.tensor, tl.tensor]:
-    """Where parts of the rows that may leave start, and where they end. Empty ones end where they start."""
-    last = tl.load(compaction_ptr) - RECENT
-    share = tl.cdiv(tl.cdiv(tl.maximum(last - SINKS, 0), ROWS), PARTS) * ROWS
-    start = SINKS + part * share
-    return start, tl.maximum(tl.minimum(start + share, last), start)
 
 
 @triton.jit

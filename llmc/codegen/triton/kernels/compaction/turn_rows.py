@@ -133,7 +133,7 @@ def _turn_keys(
 
 
 def supports(node: fx.Node, target: GpuTarget) -> Refusal | None:
-    """As rows are moved; of codes, keys with halves that their groups divide; up to 256 channels."""
+    """Refuse rows that cannot be moved, codes whose groups do not divide halves of keys, and more than 256 channels."""
     given, found = arguments_of(node), refuse_stored(node, target)
     if found is not None:
         return found

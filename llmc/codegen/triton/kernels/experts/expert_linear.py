@@ -12,7 +12,7 @@ from llmc.codegen.triton.code_rows import row_bytes
 from llmc.codegen.triton.kernel import Constant, DeviceLaunch, KernelTemplate, named_arguments
 from llmc.codegen.triton.kernels.experts.expert_tile import expert_code_tile_kernel, expert_tile_kernel
 from llmc.codegen.triton.kernels.experts.sort_pairs import sort_launch
-from llmc.codegen.triton.kernels.products.coded_product import code_pointers, group_count, turn_channels
+from llmc.codegen.triton.kernels.products.coded_product import code_pointers, group_constants, turn_channels
 from llmc.codegen.triton.kernels.refusals import refuse_dtypes, refuse_ranks
 from llmc.codegen.triton.storages import STORAGES
 from llmc.formats.code_format import CODE_FORMATS
@@ -78,13 +78,13 @@ def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
 
 
 def _of_codes(call: Call, stored: Call, channels: int, target: GpuTarget) -> dict[str, Constant]:
-    format, groups = stored.plain("format"), group_count(stored)
+    format, groups = stored.plain("format"), group_constants(stored)
     most = 64 if target.backend == "hip" or call.dtype("x") is torch.float32 else 128
-    turn = min(most, turn_channels(format, channels, groups) or most)
+    turn = min(most, turn_channels(format, channels, groups["GROUPS"]) or most)
     return {
         "FORMAT": format,
         "ROW_BYTES": row_bytes(channels, code_rows_layout(format)),
-        "GROUPS": groups,
+        **groups,
         "OPERANDS": _OPERANDS[call.dtype("x")],
         "BYTE_BLOCK": turn // (1 if CODE_FORMATS[format].bits == 8 else 2),
     }

@@ -82,6 +82,7 @@ def expert_code_tile_kernel(
     FORMAT: tl.constexpr,
     ROW_BYTES: tl.constexpr,
     GROUPS: tl.constexpr,
+    FLOATS: tl.constexpr,
     OPERANDS: tl.constexpr,
     PAIR_BLOCK: tl.constexpr,
     OUT_BLOCK: tl.constexpr,
@@ -110,9 +111,9 @@ def expert_code_tile_kernel(
                 if IN_PAIRS:
                     x_high = read_tile(x_row + (channel + 16)[:, None], (channel + 16 < IN)[:, None], MASKED)
                 product, _ = add_chunk(
-                    product, x_low, x_high, codes_ptr, scales_ptr, zeros_ptr, minima_ptr, steps_ptr, None, row, row,
-                    chunk * BYTE_BLOCK, byte, chunk // PER_GROUP, IN, FORMAT, ROW_BYTES, PLACES, GROUPS, OPERANDS,
-                    MASKED,
+                    product, x_low, x_high, None, codes_ptr, scales_ptr, zeros_ptr, minima_ptr, steps_ptr, None, row,
+                    row, chunk * BYTE_BLOCK, byte, chunk // PER_GROUP, IN, FORMAT, ROW_BYTES, PLACES, GROUPS, FLOATS,
+                    1, OPERANDS, MASKED,
                 )  # fmt: skip
             if not by_group(FORMAT, GROUPS):
                 product *= tl.load(scales_ptr + row).to(tl.float32)[:, None]

@@ -2,7 +2,8 @@
 
 A program computes OUT_BLOCK outputs of all tokens. Its threads are spread along IN and read 16 bytes of codes each,
 which are decoded exactly in registers; x and the scales stay in the L1 cache. The epilogue is the same as for other
-products. x may also be codes, with one scale per token; W's codes may be stored without zeros.
+products. x may also be codes, with a scale per token or per 32 channels of a token; W's codes may be stored without
+zeros.
 """
 
 import triton
@@ -20,6 +21,7 @@ from llmc.codegen.triton.kernels.products.weight_codes import (
     load_above,
     load_codes,
     low_codes,
+    small_floats,
 )
 from llmc.codegen.triton.machine_code.budget import EDGE_FREE, STREAMING, Budget, Limit
 
@@ -54,6 +56,8 @@ def code_gemv_kernel(
     X_FORMAT: tl.constexpr,
     ROW_BYTES: tl.constexpr,
     GROUPS: tl.constexpr,
+    FLOATS: tl.constexpr,
+    X_GROUPS: tl.constexpr,
     TOKENS: tl.constexpr,
     OUT_BLOCK: tl.constexpr,
     CHUNKS: tl.constexpr,
@@ -61,7 +65,8 @@ def code_gemv_kernel(
 ) -> None:
     """Program (j, i): the j-th OUT_BLOCK outputs of the i-th TOKENS tokens. Sums in fp32.
 
-    CHUNK_BYTES: of a row's codes, or of their low bits, that share a scale; CHUNKS of them at a time.
+    CHUNK_BYTES: of a row's codes, or of their low bits, that share a scale; CHUNKS of them at a time. X_GROUPS: scales
+    of a token.
     """
     first_out, first_token = tl.program_id(0).to(tl.int64) * OUT_BLOCK, tl.program_id(1).to(tl.int64) * TOKENS
     out, token = tl.arange(0, OUT_BLOCK), tl.arange(0, TOKENS)
@@ -69,17 +74,21 @@ def code_gemv_kernel(
     row = tl.minimum(first_out + out, OUT - 1)
     x_token = tl.minimum(first_token + token, tokens - 1)
     x_row = x_ptr + x_token[:, None, None, None] * x_row_stride
+    x_scales_row = x_row
+    if X_GROUPS > 1:
+        x_scales_row = x_scales_ptr + x_token[:, None, None, None]
     product = _sums(
-        x_row, codes_ptr, scales_ptr, zeros_ptr, minima_ptr, steps_ptr, masks_ptr, starts_ptr, row,
-        IN, FORMAT, X_FORMAT, ROW_BYTES, GROUPS, TOKENS, OUT_BLOCK, CHUNKS, CHUNK_BYTES,
+        x_row, x_scales_row, tokens, codes_ptr, scales_ptr, zeros_ptr, minima_ptr, steps_ptr, masks_ptr, starts_ptr,
+        row, IN, FORMAT, X_FORMAT, ROW_BYTES, GROUPS, FLOATS, X_GROUPS, TOKENS, OUT_BLOCK, CHUNKS, CHUNK_BYTES,
     )  # fmt: skip
     up = product
     if GATED:
         up = _sums(
-            x_row, codes_ptr, scales_ptr, zeros_ptr, minima_ptr, steps_ptr, masks_ptr, starts_ptr, row + OUT,
-            IN, FORMAT, X_FORMAT, ROW_BYTES, GROUPS, TOKENS, OUT_BLOCK, CHUNKS, CHUNK_BYTES,
+            x_row, x_scales_row, tokens, codes_ptr, scales_ptr, zeros_ptr, minima_ptr, steps_ptr, masks_ptr, starts_ptr,
+            row + OUT, IN, FORMAT, X_FORMAT, ROW_BYTES, GROUPS, FLOATS, X_GROUPS, TOKENS, OUT_BLOCK, CHUNKS,
+            CHUNK_BYTES,
         )  # fmt: skip
-    if X_FORMAT != "none":
+    if X_FORMAT != "none" and X_GROUPS == 1:
         x_scale = tl.load(x_scales_ptr + x_token)[:, None]
         product, up = product * x_scale, up * x_scale
     store_product(
@@ -92,6 +101,8 @@ def code_gemv_kernel(
 @triton.jit
 def _sums(
     x_row: tl.tensor,
+    x_scales_row: tl.tensor,
+    tokens: int,
     codes_ptr: tl.tensor,
     scales_ptr: tl.tensor,
     zeros_ptr: tl.tensor,
@@ -105,6 +116,8 @@ def _sums(
     X_FORMAT: tl.constexpr,
     ROW_BYTES: tl.constexpr,
     GROUPS: tl.constexpr,
+    FLOATS: tl.constexpr,
+    X_GROUPS: tl.constexpr,
     TOKENS: tl.constexpr,
     OUT_BLOCK: tl.constexpr,
     CHUNKS: tl.constexpr,
@@ -113,11 +126,13 @@ def _sums(
     """W·x of the rows, [TOKENS, OUT_BLOCK]."""
     IN_PAIRS: tl.constexpr = in_pairs(FORMAT)
     IN_GROUPS: tl.constexpr = by_group(FORMAT, GROUPS)
+    X_IN_GROUPS: tl.constexpr = X_GROUPS > 1
     BLOCKED: tl.constexpr = is_blocked(FORMAT)
     HALVES: tl.constexpr = halves(FORMAT, IN, GROUPS)
     # Chunks of a row, and of a group of columns with one scale.
     PLACES: tl.constexpr = (IN + 31) // 32 * 16 if IN_PAIRS else ROW_BYTES
     COUNT: tl.constexpr = (PLACES + CHUNK_BYTES - 1) // CHUNK_BYTES
+    tl.static_assert(not X_IN_GROUPS or COUNT == X_GROUPS, "a chunk's channels share a scale of x")
     PER_GROUP: tl.constexpr = 1 if HALVES else COUNT // GROUPS
     MASKED: tl.constexpr = COUNT % CHUNKS != 0 or IN % (CHUNK_BYTES * (2 if IN_PAIRS else 1)) != 0
     chunk, byte = tl.arange(0, CHUNKS)[None, None, :, None], tl.arange(0, CHUNK_BYTES)[None, None, None, :]
@@ -147,7 +162,7 @@ def _sums(
             if HALVES:
                 group = (start + chunk) * 2
             scales, minima = scale_and_minimum(
-                scales_ptr, minima_ptr, steps_ptr, row, group, is_group, GROUPS, FORMAT, True
+                scales_ptr, minima_ptr, steps_ptr, row, group, is_group, GROUPS, FLOATS, FORMAT, True
             )
             if zeros_ptr is not None:
                 zeros = tl.load(zeros_ptr + row * GROUPS + group, mask=is_group, other=0).to(tl.float32)
@@ -163,7 +178,7 @@ def _sums(
             if HALVES:
                 second = second_group(group, IN, GROUPS)
                 scales, minima = scale_and_minimum(
-                    scales_ptr, minima_ptr, steps_ptr, row, second, is_group, GROUPS, FORMAT, True
+                    scales_ptr, minima_ptr, steps_ptr, row, second, is_group, GROUPS, FLOATS, FORMAT, True
                 )
                 if zeros_ptr is not None:
                     zeros = tl.load(zeros_ptr + row * GROUPS + second, mask=is_group, other=0).to(tl.float32)
@@ -176,6 +191,8 @@ def _sums(
                 part += x * weight
         if IN_GROUPS and not BLOCKED and not HALVES:
             part *= scales
+        if X_IN_GROUPS:
+            part *= read_tile(x_scales_row + (start + chunk) * tokens, start + chunk < COUNT, MASKED)
         sums += part
     total = tl.sum(tl.sum(sums, axis=3), axis=2)
     if not IN_GROUPS:
@@ -191,6 +208,8 @@ def _x_values(
     x = read_tile(x_row + channel, channel < IN, MASKED)
     if X_FORMAT == "fp8":
         return e4m3_values(x.to(tl.int32))
+    elif X_FORMAT == "int8":
+        return small_floats(x.to(tl.int32))
     else:
         return x.to(tl.float32)
 

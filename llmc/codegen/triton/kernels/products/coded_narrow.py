@@ -58,6 +58,8 @@ def code_narrow_kernel(
     X_FORMAT: tl.constexpr,
     ROW_BYTES: tl.constexpr,
     GROUPS: tl.constexpr,
+    FLOATS: tl.constexpr,
+    X_GROUPS: tl.constexpr,
     TOKEN_BLOCK: tl.constexpr,
     OUT_BLOCK: tl.constexpr,
     WARPS: tl.constexpr,

@@ -17,12 +17,12 @@ from llmc.codegen.triton.kernel import rows
 from llmc.codegen.triton.kernels.products.expand_codes import expandable
 from llmc.codegen.triton.kernels.products.format_facts import by_group, in_pairs
 from llmc.codegen.triton.kernels.products.product import Codes, Epilogue, Product, product_of
-from llmc.codegen.triton.kernels.products.quantize_tokens import quantize_launch
+from llmc.codegen.triton.kernels.products.quantize_tokens import quantize_launch, token_groups
 from llmc.codegen.triton.kernels.refusals import FLOATS, tensors_of
-from llmc.formats.code_format import CODE_FORMATS
+from llmc.formats.code_format import CODE_FORMATS, RUN_UNIT, TOKEN_GROUP
 from llmc.graph.product_parts import unrounded_parts
 from llmc.graph.refusal import Refusal
-from llmc.program import code_rows_layout
+from llmc.program import code_rows_layout, step_row_bytes
 from llmc.program.launch_arguments import Argument, Operand
 from llmc.targets import GpuTarget
 
@@ -44,9 +44,11 @@ def refuse_arrival(node: fx.Node, target: GpuTarget, *, has_zeros: bool) -> Refu
     """Refuse codes of x that no kernel multiplies with the weight's. has_zeros: whether the weight has zero points."""
     parts = unrounded_parts(node)
     stored = arguments_of(parts["weight"])
-    format, x_format = stored["format"], arguments_of(parts["x"])["format"] if "x" in parts else "none"
-    if "x" in parts and arguments_of(parts["x"])["group"] is not None:
-        return Refusal("GPU kernels multiply tokens that have one scale each, not one for each group of channels", node)
+    arrived = arguments_of(parts["x"]) if "x" in parts else {"format": "none", "group": None}
+    format, x_format = stored["format"], arrived["format"]
+    if arrived["group"] not in (None, TOKEN_GROUP):
+        reason = f"tokens are rounded by groups of {arrived['group']} channels; kernels know {TOKEN_GROUP}"
+        return Refusal(reason, node)
     if x_format not in CODE_FORMATS[format].activations:
         return Refusal(f"kernels do not multiply {x_format} activations and {format} weights", node)
     if x_format == "int8" and format == "int8" and has_zeros:
@@ -64,10 +66,9 @@ def refuse_groups(node: fx.Node, scales: Tensor, columns: int, format: str) -> R
     group = columns // int(scales.shape[1])
     record = CODE_FORMATS[format]
     if record.is_blocked:
-        if record.steps is None or group == record.run:
+        if group % RUN_UNIT == 0:
             return None
-        reason = f"{group} columns share a float; GPU kernels read super-blocks of {record.run} columns in {format}"
-        return Refusal(reason, node)
+        return Refusal(f"{group} columns share a float; kernels support multiples of {RUN_UNIT} in {format}", node)
     least = _LEAST_PAIRED_GROUP if in_pairs(format) else _LEAST_GROUP
     if scales.shape[1] > 1 and (group < least or group & (group - 1)):
         reason = f"groups have {group} columns; kernels support powers of two from {least}, or one group per row"
@@ -93,22 +94,26 @@ def codes_product(
     """The same of codes [out, in] that lie anywhere. stored: the call of the weight's op. parts: of Call.code_rows."""
     arrived = call.within("x")
     weight_rows, channels = shape
-    groups, format = group_count(stored), stored.plain("format")
+    groups, format = group_constants(stored), stored.plain("format")
     width = row_bytes(channels, code_rows_layout(format))
-    quantize, x_format, source = None, "none", call
+    quantize, x_format, x_groups, source = None, "none", 1, call
     if arrived is None:
         x: dict[str, Argument] = {**rows("x", call.rows("x")), "x_scales_ptr": None}
     else:
         quantize, x = quantize_launch(arrived)
         x_format, source = arrived.plain("format"), arrived.within("x") or arrived
-    nbytes = weight_rows * (width + _group_bytes(stored, format, groups))
+        x_groups = token_groups(arrived)
+    nbytes = weight_rows * (width + _group_bytes(stored, format, groups["GROUPS"]))
     operands = {**x, **code_pointers(parts)}
     product = product_of(call, epilogue, source, shape, operands)
-    constants = {"FORMAT": format, "X_FORMAT": x_format, "ROW_BYTES": width, "GROUPS": groups}
+    constants = {"FORMAT": format, "X_FORMAT": x_format, "ROW_BYTES": width, **groups, "X_GROUPS": x_groups}
+    turn = turn_channels(format, channels, groups["GROUPS"])
+    if x_groups > 1:
+        turn = TOKEN_GROUP
     return replace(
         product,
         constants={**product.constants, **constants},
-        codes=Codes(format, x_format, turn_channels(format, channels, groups), nbytes, quantize),
+        codes=Codes(format, x_format, turn, nbytes, quantize),
     )
 
 
@@ -117,11 +122,12 @@ def code_pointers(parts: Mapping[str, Operand | None]) -> dict[str, Argument]:
     return {f"{name}_ptr": parts.get(name) for name in CODE_ROW_PARTS}
 
 
-def group_count(stored: Call) -> int:
-    """Groups of a row's columns that have their own scale. stored: the call of the weight's op."""
+def group_constants(stored: Call) -> dict[str, int]:
+    """The constants of kernels that say how a row's columns share scales: GROUPS of columns with a scale each, and
+    FLOATS that these are made of. stored: the call of the weight's op."""
     floats = stored.shape("scales")[1]
-    steps = CODE_FORMATS[stored.plain("format")].steps
-    return floats if steps is None else floats * steps.groups
+    has_steps = CODE_FORMATS[stored.plain("format")].steps is not None
+    return {"GROUPS": stored.shape("scale_steps")[1] if has_steps else floats, "FLOATS": floats}
 
 
 def turn_channels(format: str, channels: int, groups: int) -> int | None:
@@ -137,4 +143,4 @@ def _group_bytes(stored: Call, format: str, groups: int) -> int:
     floats, record = stored.shape("scales")[1], CODE_FORMATS[format]
     has_zeros = stored.op is _DEQUANTIZE and stored.plain("zeros") is not None
     each = stored.dtype("scales").itemsize * (1 + record.has_minimum)
-    return floats * each + groups * has_zeros + groups * record.step_field_bits // 8
+    return floats * each + groups * has_zeros + (step_row_bytes(groups, format) if record.steps is not None else 0)

@@ -3,6 +3,7 @@
 W is the left operand, which matrix units read from registers: its codes are read once per tile of tokens, and decoded
 values are never written to memory. Codes are exact in the operands' type, and scales multiply the sums of each group of
 columns, so that nothing is rounded before the fp32 sums. int8 or fp8 codes of x use the matrix units for these types.
+If x has a scale per 32 channels, that multiplies the sums of these channels.
 If few programs would be busy, SPLITS of them share a tile as in dense_narrow.py.
 """
 
@@ -24,8 +25,13 @@ from llmc.codegen.triton.kernels.products.weight_codes import (
     load_codes,
     low_codes,
     signed_codes,
+    small_floats,
 )
 from llmc.codegen.triton.machine_code.budget import EDGE_FREE, STREAMING, Budget
+
+# The scales of a group of channels are of this number of tokens or a multiple.
+TILE_SCALES = 16
+_SCALES = tl.constexpr(TILE_SCALES)
 
 
 @triton.jit
@@ -58,6 +64,8 @@ def code_tile_kernel(
     X_FORMAT: tl.constexpr,
     ROW_BYTES: tl.constexpr,
     GROUPS: tl.constexpr,
+    FLOATS: tl.constexpr,
+    X_GROUPS: tl.constexpr,
     OPERANDS: tl.constexpr,
     TOKEN_BLOCK: tl.constexpr,
     OUT_BLOCK: tl.constexpr,
@@ -78,6 +86,8 @@ def code_tile_kernel(
     row = tl.minimum(first_out + out, OUT - 1)
     x_token = tl.minimum(first_token + token, tokens - 1)
     x_row = x_ptr + x_token[None, :] * x_row_stride
+    # A multiple of 16, so that loads of neighbours are vectors.
+    x_scales = tl.cdiv(tokens, _SCALES) * _SCALES
     IN_PAIRS: tl.constexpr = in_pairs(FORMAT)
     IN_GROUPS: tl.constexpr = by_group(FORMAT, GROUPS)
     PLACES: tl.constexpr = (IN + 31) // 32 * 16 if IN_PAIRS else ROW_BYTES
@@ -87,7 +97,7 @@ def code_tile_kernel(
     PER_GROUP: tl.constexpr = 1 if halves(FORMAT, IN, GROUPS) else COUNT // GROUPS
     MASKED: tl.constexpr = IN % (BYTE_BLOCK * (2 if IN_PAIRS else 1)) != 0
     # Without groups integers are summed as such to the end.
-    SUMS: tl.constexpr = tl.int32 if OPERANDS == "int8" and not IN_GROUPS else tl.float32
+    SUMS: tl.constexpr = tl.int32 if OPERANDS == "int8" and not IN_GROUPS and X_GROUPS == 1 else tl.float32
     product = tl.zeros([OUT_BLOCK, TOKEN_BLOCK], dtype=SUMS)
     up = tl.zeros([OUT_BLOCK, TOKEN_BLOCK], dtype=SUMS)
     first, first_up = row, row
@@ -102,22 +112,28 @@ def code_tile_kernel(
         x_high = x_low
         if IN_PAIRS:
             x_high = _x_operand(x_row, channel + 16, IN, X_FORMAT, OPERANDS, MASKED)
+        x_scale = None
+        if X_GROUPS > 1:
+            x_scale = read_tile(
+                x_scales_ptr + (chunk * x_scales + first_token) + token, token < x_scales - first_token, True
+            )
         product, first = add_chunk(
-            product, x_low, x_high, codes_ptr, scales_ptr, zeros_ptr, minima_ptr, steps_ptr, masks_ptr, first, row,
-            chunk * BYTE_BLOCK, place, chunk // PER_GROUP, IN, FORMAT, ROW_BYTES, PLACES, GROUPS, OPERANDS, MASKED,
+            product, x_low, x_high, x_scale, codes_ptr, scales_ptr, zeros_ptr, minima_ptr, steps_ptr, masks_ptr, first,
+            row, chunk * BYTE_BLOCK, place, chunk // PER_GROUP, IN, FORMAT, ROW_BYTES, PLACES, GROUPS, FLOATS, X_GROUPS,
+            OPERANDS, MASKED,
         )  # fmt: skip
         if GATED:
             up, first_up = add_chunk(
-                up, x_low, x_high, codes_ptr, scales_ptr, zeros_ptr, minima_ptr, steps_ptr, masks_ptr, first_up,
-                row + OUT, chunk * BYTE_BLOCK, place, chunk // PER_GROUP, IN, FORMAT, ROW_BYTES, PLACES, GROUPS,
-                OPERANDS, MASKED,
+                up, x_low, x_high, x_scale, codes_ptr, scales_ptr, zeros_ptr, minima_ptr, steps_ptr, masks_ptr,
+                first_up, row + OUT, chunk * BYTE_BLOCK, place, chunk // PER_GROUP, IN, FORMAT, ROW_BYTES, PLACES,
+                GROUPS, FLOATS, X_GROUPS, OPERANDS, MASKED,
             )  # fmt: skip
     product, up = product.to(tl.float32), up.to(tl.float32)
     if not IN_GROUPS:
         product *= tl.load(scales_ptr + row).to(tl.float32)[:, None]
         if GATED:
             up *= tl.load(scales_ptr + row + OUT).to(tl.float32)[:, None]
-    if X_FORMAT != "none":
+    if X_FORMAT != "none" and X_GROUPS == 1:
         x_scale = tl.load(x_scales_ptr + x_token)[None, :]
         product, up = product * x_scale, up * x_scale
     if SPLITS == 1:
@@ -141,6 +157,7 @@ def add_chunk(
     sums: tl.tensor,
     x_low: tl.tensor,
     x_high: tl.tensor,
+    x_scale: tl.tensor,
     codes_ptr: tl.tensor,
     scales_ptr: tl.tensor,
     zeros_ptr: tl.tensor,
@@ -157,14 +174,17 @@ def add_chunk(
     ROW_BYTES: tl.constexpr,
     PLACES: tl.constexpr,
     GROUPS: tl.constexpr,
+    FLOATS: tl.constexpr,
+    X_GROUPS: tl.constexpr,
     OPERANDS: tl.constexpr,
     MASKED: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
     """The sums with a chunk of channels added, all of one group, or each half of one, its scales included if there are
     several; and of codes behind masks where the next chunk's begin. first: where those of the chunk's first column do.
+    x_scale: of the chunk's channels of each token, if X_GROUPS is not 1.
     """
     IN_PAIRS: tl.constexpr = in_pairs(FORMAT)
-    IN_GROUPS: tl.constexpr = by_group(FORMAT, GROUPS)
+    IN_GROUPS: tl.constexpr = by_group(FORMAT, GROUPS) or X_GROUPS > 1
     if masks_ptr is not None:
         codes, first = sparse_tile(codes_ptr, masks_ptr, first, row, column, IN, place.shape[0])
     else:
@@ -180,16 +200,16 @@ def add_chunk(
     low = _operand(low_codes(codes, above, FORMAT), codes, zeros, FORMAT, OPERANDS)
     if HALVES:
         sums = _add_group(
-            sums, _multiply(low, x_low, part, OPERANDS), x_low, scales_ptr, minima_ptr, steps_ptr, row, group * 2,
-            GROUPS, FORMAT,
+            sums, _multiply(low, x_low, part, OPERANDS), x_low, x_scale, scales_ptr, minima_ptr, steps_ptr, row,
+            group * 2, GROUPS, FLOATS, X_GROUPS, FORMAT,
         )  # fmt: skip
         second = second_group(group * 2, IN, GROUPS)
         if zeros_ptr is not None:
             zeros = tl.load(zeros_ptr + row * GROUPS + second).to(tl.int32)[:, None]
         high = _operand(high_codes(codes, above, FORMAT), codes, zeros, FORMAT, OPERANDS)
         sums = _add_group(
-            sums, _multiply(high, x_high, part, OPERANDS), x_high, scales_ptr, minima_ptr, steps_ptr, row,
-            second, GROUPS, FORMAT,
+            sums, _multiply(high, x_high, part, OPERANDS), x_high, x_scale, scales_ptr, minima_ptr, steps_ptr, row,
+            second, GROUPS, FLOATS, X_GROUPS, FORMAT,
         )  # fmt: skip
         return sums, first
     else:
@@ -201,7 +221,9 @@ def add_chunk(
         if IN_GROUPS:
             if minima_ptr is not None:
                 x = x_low.to(tl.float32) + x_high.to(tl.float32)
-            part = _add_group(sums, part, x, scales_ptr, minima_ptr, steps_ptr, row, group, GROUPS, FORMAT)
+            part = _add_group(
+                sums, part, x, x_scale, scales_ptr, minima_ptr, steps_ptr, row, group, GROUPS, FLOATS, X_GROUPS, FORMAT
+            )
         return part, first
 
 
@@ -210,21 +232,36 @@ def _add_group(
     sums: tl.tensor,
     part: tl.tensor,
     x: tl.tensor,
+    x_scale: tl.tensor,
     scales_ptr: tl.tensor,
     minima_ptr: tl.tensor,
     steps_ptr: tl.tensor,
     row: tl.tensor,
     group: tl.tensor,
     GROUPS: tl.constexpr,
+    FLOATS: tl.constexpr,
+    X_GROUPS: tl.constexpr,
     FORMAT: tl.constexpr,
 ) -> tl.tensor:
     """sums + scale · Σ code · x - minimum · Σ x, of a group's channels. part: Σ code · x. x: its channels, or sums of
-    several of them, along the first axis."""
-    scale, minimum = scale_and_minimum(scales_ptr, minima_ptr, steps_ptr, row, group, row >= 0, GROUPS, FORMAT, False)
-    sums += part.to(tl.float32) * scale[:, None]
-    if minima_ptr is not None:
-        sums -= minimum[:, None] * tl.sum(x.to(tl.float32), axis=0)[None, :]
-    return sums
+    several of them, along the first axis; times x_scale, if X_GROUPS is not 1. Without minima, `scale` of a format with
+    one group per row is left to the end."""
+    part = small_floats(part) if part.dtype == tl.int32 else part
+    if X_GROUPS > 1:
+        part *= x_scale[None, :]
+    if by_group(FORMAT, GROUPS):
+        scale, minimum = scale_and_minimum(
+            scales_ptr, minima_ptr, steps_ptr, row, group, row >= 0, GROUPS, FLOATS, FORMAT, False
+        )
+        sums += part * scale[:, None]
+        if minima_ptr is not None:
+            total = tl.sum(x.to(tl.float32), axis=0)
+            if X_GROUPS > 1:
+                total *= x_scale
+            sums -= minimum[:, None] * total[None, :]
+        return sums
+    else:
+        return sums + part
 
 
 @triton.jit

@@ -63,7 +63,9 @@ def code_tilings(product: Product, codes: Codes, target: GpuTarget, tokens: int)
         # So do codes' bits above the low four, which also take shared memory.
         is_wide = target.arch in (90, 100) or not (product.gated or codes.in_planes)
         if is_wide:
-            wide = 64 if product.gated else 128
+            # The integer sums of a group of x's channels spill as well where tensor memory does not keep them.
+            is_large = operands == "int8" and product.constants["X_GROUPS"] != 1 and target.arch == 100
+            wide = 64 if product.gated or is_large else 128
             shapes.append(Tiling(Way.CODED_TILE, 128, wide, in_block, 8, 3, _efficiency(codes, 128, in_block, 0.5)))
         block = 32 if product.gated and codes.in_planes and not is_wide else 64
         warps = 4 if is_wide else 8

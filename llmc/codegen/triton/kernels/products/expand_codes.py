@@ -36,7 +36,7 @@ _PROGRAM_BYTES, _MOST_BYTES, _LEAST_BYTES = 2048, 1024, 128
 _WAYS = frozenset({Way.LIBRARY})
 # Arguments and constants of kernels for codes that those for values do not have.
 _OF_CODES = frozenset({*(f"{name}_ptr" for name in CODE_ROW_PARTS), "x_scales_ptr"})
-_OF_CODES |= {"FORMAT", "X_FORMAT", "ROW_BYTES", "GROUPS"}
+_OF_CODES |= {"FORMAT", "X_FORMAT", "ROW_BYTES", "GROUPS", "FLOATS", "X_GROUPS"}
 
 
 @triton.jit
@@ -52,6 +52,7 @@ def expand_codes_kernel(
     FORMAT: tl.constexpr,
     ROW_BYTES: tl.constexpr,
     GROUPS: tl.constexpr,
+    FLOATS: tl.constexpr,
     ROWS: tl.constexpr,
     CHUNKS: tl.constexpr,
     CHUNK_BYTES: tl.constexpr,
@@ -73,7 +74,9 @@ def expand_codes_kernel(
     codes = load_codes(codes_ptr + row * ROW_BYTES, place, inside, FORMAT, MASKED)
     above = load_above(codes_ptr + row * ROW_BYTES, place, inside, PLACES, FORMAT, MASKED)
     group = chunk // PER_GROUP * (2 if HALVES else 1)
-    scale, minimum = scale_and_minimum(scales_ptr, minima_ptr, steps_ptr, row, group, is_group, GROUPS, FORMAT, MASKED)
+    scale, minimum = scale_and_minimum(
+        scales_ptr, minima_ptr, steps_ptr, row, group, is_group, GROUPS, FLOATS, FORMAT, MASKED
+    )
     zeros = tl.zeros_like(scale)
     if zeros_ptr is not None:
         zeros = read_tile(zeros_ptr + row * GROUPS + group, is_group, MASKED).to(tl.float32)
@@ -86,7 +89,7 @@ def expand_codes_kernel(
         if HALVES:
             group = second_group(group, IN, GROUPS)
             scale, minimum = scale_and_minimum(
-                scales_ptr, minima_ptr, steps_ptr, row, group, is_group, GROUPS, FORMAT, MASKED
+                scales_ptr, minima_ptr, steps_ptr, row, group, is_group, GROUPS, FLOATS, FORMAT, MASKED
             )
             if zeros_ptr is not None:
                 zeros = read_tile(zeros_ptr + row * GROUPS + group, is_group, MASKED).to(tl.float32)
@@ -122,7 +125,7 @@ def expandable(product: Product) -> Product:
 
 
 def _launch(product: Product, codes: Codes, values: Operand) -> DeviceLaunch:
-    named = {name: product.constants[name] for name in ("IN", "FORMAT", "ROW_BYTES", "GROUPS")}
+    named = {name: product.constants[name] for name in ("IN", "FORMAT", "ROW_BYTES", "GROUPS", "FLOATS")}
     row_bytes, groups = int(named["ROW_BYTES"] or 0), int(named["GROUPS"] or 1)
     places = row_bytes if codes.per_byte == 1 else -(-product.channels // 32) * 16
     width = math.gcd(places, _MOST_BYTES)
@@ -143,7 +146,7 @@ def _launch(product: Product, codes: Codes, values: Operand) -> DeviceLaunch:
 
 
 def _codes_in_flight(target: GpuTarget) -> float:
-    """At least two thirds of the bytes are written, for which no thread waits."""
+    """Return the bytes of codes to keep in flight: a third, because no thread waits for the bytes that are written."""
     return bytes_to_keep_in_flight(target) / 3
 
 

@@ -57,13 +57,6 @@ def halves(format: str, columns: int, groups: int) -> bool:
 
 
 @triton.constexpr_function
-def groups_of_float(format: str) -> int:
-    """Groups that share a float scale, where steps are between; 1 where there are none."""
-    steps = record_of(format).steps
-    return 1 if steps is None else steps.groups
-
-
-@triton.constexpr_function
 def step_bits(format: str) -> int:
     """Bits of a step."""
     steps = record_of(format).steps
@@ -81,6 +74,12 @@ def least_step(format: str) -> int:
 def step_field_bits(format: str) -> int:
     """Bits of the steps of one group, of its scale and of its minimum."""
     return int(record_of(format).step_field_bits)
+
+
+@triton.constexpr_function
+def step_row_bytes(format: str, groups: int) -> int:
+    """Bytes of the steps of a row of groups (codegen/triton/code_rows.py)."""
+    return int(-(-groups * record_of(format).step_field_bits // 8))
 
 
 @triton.constexpr_function

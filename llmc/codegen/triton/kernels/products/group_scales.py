@@ -7,7 +7,7 @@ integer, the step, and so is the minimum. Steps are stored as STEP_ROWS (codegen
 import triton
 import triton.language as tl
 
-from llmc.codegen.triton.kernels.products.format_facts import groups_of_float, least_step, step_bits, step_field_bits
+from llmc.codegen.triton.kernels.products.format_facts import least_step, step_bits, step_field_bits, step_row_bytes
 from llmc.codegen.triton.kernels.products.operand_tiles import read_tile
 from llmc.codegen.triton.kernels.products.weight_codes import small_floats
 
@@ -21,24 +21,25 @@ def scale_and_minimum(
     group: tl.tensor,
     inside: tl.tensor,
     GROUPS: tl.constexpr,
+    FLOATS: tl.constexpr,
     FORMAT: tl.constexpr,
     MASKED: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
     """The scale and the minimum of a group of a row's columns, fp32; the minimum is 0 where the format has none.
 
-    row, group, inside: of shapes that broadcast. If MASKED, results are 0 outside of `inside` and nothing is read.
+    row, group, inside: of shapes that broadcast. FLOATS: of a row's scales, each of which GROUPS / FLOATS groups share.
+    If MASKED, results are 0 outside of `inside` and nothing is read.
     """
-    OF_FLOAT: tl.constexpr = groups_of_float(FORMAT)
     place = row * GROUPS + group
-    if OF_FLOAT > 1:
-        place = row * (GROUPS // OF_FLOAT) + group // OF_FLOAT
+    if FLOATS < GROUPS:
+        place = row * FLOATS + group // (GROUPS // FLOATS)
     scale = read_tile(scales_ptr + place, inside, MASKED).to(tl.float32)
     minimum = tl.zeros_like(scale)
     if minima_ptr is not None:
         minimum = read_tile(minima_ptr + place, inside, MASKED).to(tl.float32)
     if steps_ptr is not None:
         BITS: tl.constexpr = step_bits(FORMAT)
-        steps = _steps(steps_ptr + row * (GROUPS * step_field_bits(FORMAT) // 8), group, inside, GROUPS, FORMAT, MASKED)
+        steps = _steps(steps_ptr + row * step_row_bytes(FORMAT, GROUPS), group, inside, GROUPS, FORMAT, MASKED)
         scale *= small_floats((steps & ((1 << BITS) - 1)) + least_step(FORMAT))
         if minima_ptr is not None:
             minimum *= small_floats((steps >> BITS) & ((1 << BITS) - 1))
@@ -69,7 +70,7 @@ def _steps(
     if FIELD == 8:
         return read_tile(row_ptr + group, inside, MASKED).to(tl.int32)
     else:
-        LAST: tl.constexpr = GROUPS * FIELD // 8 - 1
+        LAST: tl.constexpr = step_row_bytes(FORMAT, GROUPS) - 1
         byte = group * FIELD // 8
         low = read_tile(row_ptr + byte, inside, MASKED).to(tl.int32)
         # A row's last steps may end with its last byte.

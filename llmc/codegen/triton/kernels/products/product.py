@@ -154,6 +154,12 @@ class Epilogue:
     in_fp32: bool = False
 
 
+def most_rows(call: Call, count: Count | Rows | int) -> int:
+    """The number of rows, given as a count of a step, in the largest step."""
+    limits = call.limits()
+    return count if isinstance(count, int) else count.at({"T": limits.max_batch_tokens, "L": limits.max_logit_rows})
+
+
 def dense_refusal(node: fx.Node, target: GpuTarget) -> Refusal | None:
     """A weight of a float dtype, or a table of ids; of a product not wider than x's, since it is stored as that."""
     tensors = tensors_of(node)

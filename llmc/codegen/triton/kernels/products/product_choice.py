@@ -20,8 +20,9 @@ from llmc.codegen.triton.kernels.products.dense_ways import (
     predicted_seconds,
     tilings,
 )
-from llmc.codegen.triton.kernels.products.product import WITHOUT_DELTA, WITHOUT_MASKS, Codes, Product
+from llmc.codegen.triton.kernels.products.product import WITHOUT_DELTA, WITHOUT_MASKS, Codes, Product, most_rows
 from llmc.codegen.triton.kernels.products.product_way import MOST_SPLIT_ROWS, Tiling, Way
+from llmc.codegen.triton.kernels.products.quantize_tokens import padded_for_tiles
 from llmc.codegen.triton.kernels.products.sparse_ways import SPARSE_WAYS
 from llmc.program import library_products
 from llmc.program.launch_arguments import Argument, Operand
@@ -64,7 +65,7 @@ class _Range:
 
 def _ranges(product: Product, target: GpuTarget) -> list[_Range]:
     """Ranges are joined only where measuring has the same ways to choose from: few rows keep those made for them."""
-    most, found = _most_rows(product), list[_Range]()
+    most, found = most_rows(product.call, product.count), list[_Range]()
     first = 1
     for bucket in _BUCKETS:
         last = None if bucket is None or bucket >= most else bucket
@@ -79,13 +80,6 @@ def _ranges(product: Product, target: GpuTarget) -> list[_Range]:
             return found
         first = last + 1
     raise AssertionError("the last bucket has no end")
-
-
-def _most_rows(product: Product) -> int:
-    """Rows of x in the largest step."""
-    limits = product.call.limits()
-    largest = {"T": limits.max_batch_tokens, "L": limits.max_logit_rows}
-    return product.count if isinstance(product.count, int) else product.count.at(largest)
 
 
 def _ordered(product: Product, target: GpuTarget, tokens: int) -> tuple[Tiling, ...]:
@@ -104,7 +98,8 @@ def _serving(product: Product, target: GpuTarget, tiling: Tiling, span: _Range) 
     if product.norm is not None and not tiling.normed:
         before.append(product.norm.launch)
     if product.codes is not None and product.codes.quantize is not None:
-        before.append(product.codes.quantize)
+        quantize = product.codes.quantize
+        before.append(padded_for_tiles(quantize) if tiling.way is Way.CODED_TILE else quantize)
     group = (*before, replace(launch, then=(), seconds=seconds), *launch.then)
     return replace(group[0], min_tokens=span.first, max_tokens=span.last, then=group[1:])
 
@@ -186,7 +181,7 @@ def _with(
 
 
 def _x(product: Product, tiling: Tiling) -> dict[str, Argument]:
-    """Where the kernel finds x: normed, if a launch before it does that."""
+    """Return the operand from which the kernel reads x: normed, if a launch before it does that."""
     there = product.norm.normed if product.norm is not None and not tiling.normed else product.arguments
     return {name: there[name] for name in ("x_ptr", "x_row_stride")}
 
@@ -195,7 +190,7 @@ def _split(product: Product, whole: DeviceLaunch, splits: int) -> DeviceLaunch:
     """The launch with its sums going to a workspace, and the one that adds them up."""
     columns = splits * product.weight_rows
     # A fixed size: only this many rows are ever split, while a step may have many more.
-    most = min(MOST_SPLIT_ROWS, _most_rows(product))
+    most = min(MOST_SPLIT_ROWS, most_rows(product.call, product.count))
     workspace = product.call.workspace(f"partial_sums_{splits}", 1, most * columns, torch.float32)
     pointer = workspace.pointer
     into: dict[str, Argument] = {"y_ptr": pointer, "y_row_stride": columns, "bias_ptr": None, **WITHOUT_DELTA}

@@ -1,12 +1,14 @@
-"""Tokens rounded to int8 or fp8 codes with a scale each, ahead of the products that multiply codes.
+"""Tokens rounded to int8 or fp8 codes with a scale each, or one per group of channels, ahead of products of codes.
 
     scale[t] = max |x[t]| / largest (or a static one),   code = nearest(x / scale), ties to even, saturated
 
-A NaN in a row makes its scale NaN (llmc/ops/token_codes.py): the maximum is taken over the bits, where NaN is the
-greatest, because a floating-point maximum may ignore NaN.
-x may go through an RMS norm first; the result is rounded to x's dtype, as by a separate norm. Memory-bound: reads T·C
-elements of x and writes one code each; later reads hit the cache. A program takes a row.
+A NaN in a row or group makes its scale NaN (llmc/ops/token_codes.py): the maximum is taken over the bits, where NaN is
+the greatest, because a floating-point maximum may ignore NaN. x may go through an RMS norm first; the result is rounded
+to x's dtype, as by a separate norm. Memory-bound: reads T·C elements of x and writes one code each; later reads hit the
+cache. A program takes a row.
 """
+
+from dataclasses import replace
 
 import torch
 import triton
@@ -14,6 +16,8 @@ import triton.language as tl
 
 from llmc.codegen.call import Call
 from llmc.codegen.triton.kernel import DeviceLaunch, rows
+from llmc.codegen.triton.kernels.products.coded_tile import TILE_SCALES
+from llmc.codegen.triton.kernels.products.product import most_rows
 from llmc.codegen.triton.kernels.products.weight_codes import e4m3_codes, nearest_integers
 from llmc.codegen.triton.kernels.rows.row_block import row_block
 from llmc.codegen.triton.machine_code.budget import Budget
@@ -31,18 +35,25 @@ def quantize_tokens_kernel(
     codes_ptr: tl.tensor,
     codes_row_stride: int,
     scales_ptr: tl.tensor,
+    tokens: int,
     COLUMNS: tl.constexpr,
     FORMAT: tl.constexpr,
+    GROUP: tl.constexpr,
+    SCALES: tl.constexpr,
     NORMED: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
-    """Program t: the codes and the scale of row t. Columns past the last one become zero codes.
+    """Program t: the codes and the scales of row t. Columns past the last one become zero codes.
 
-    NORMED: of row t after an RMS norm with the weight norm_ptr.
+    GROUP: columns that share a scale; all share one if it is COLUMNS. scales_ptr: [tokens], or [groups, tokens], where
+    each row is padded to a multiple of SCALES with the last token's scale. NORMED: of row t after an RMS norm with the
+    weight norm_ptr.
     """
-    token = tl.program_id(0).to(tl.int64)
+    place = tl.program_id(0)
+    token = tl.minimum(place, tokens - 1).to(tl.int64) if SCALES > 1 else place.to(tl.int64)
     x_ptr += token * x_row_stride
     LARGEST: tl.constexpr = 448.0 if FORMAT == "fp8" else 127.0
+    COUNT: tl.constexpr = (COLUMNS + GROUP - 1) // GROUP
     norm = 1.0
     if NORMED:
         squares = tl.zeros([BLOCK], dtype=tl.float32)
@@ -50,11 +61,37 @@ def quantize_tokens_kernel(
             x = _row(x_ptr, None, 1.0, start + tl.arange(0, BLOCK), COLUMNS, False)
             squares += x * x
         norm = tl.rsqrt(tl.sum(squares, 0) / COLUMNS + eps)
-    largest = tl.zeros([BLOCK], dtype=tl.int32)
+    inverse = 1.0
+    if GROUP == COLUMNS:
+        largest = tl.zeros([BLOCK], dtype=tl.int32)
+        for start in range(0, COLUMNS, BLOCK):
+            x = _row(x_ptr, norm_ptr, norm, start + tl.arange(0, BLOCK), COLUMNS, NORMED)
+            largest = tl.maximum(largest, tl.abs(x).to(tl.int32, bitcast=True))
+        scale, inverse = _scale(tl.max(largest, 0).to(tl.float32, bitcast=True), x_scale_ptr, LARGEST)
+        tl.store(scales_ptr + token, scale)
+    codes_row, end = codes_ptr + token * codes_row_stride, codes_row_stride
+    if SCALES > 1:
+        end = tl.where(place < tokens, codes_row_stride, 0)
     for start in range(0, COLUMNS, BLOCK):
-        x = _row(x_ptr, norm_ptr, norm, start + tl.arange(0, BLOCK), COLUMNS, NORMED)
-        largest = tl.maximum(largest, tl.abs(x).to(tl.int32, bitcast=True))
-    magnitude = tl.max(largest, 0).to(tl.float32, bitcast=True)
+        column = start + tl.arange(0, BLOCK)
+        x = _row(x_ptr, norm_ptr, norm, column, COLUMNS, NORMED)
+        if GROUP == COLUMNS:
+            scaled = x * inverse
+        else:
+            grouped = x.reshape(BLOCK // GROUP, GROUP)
+            largest = tl.max(tl.abs(grouped).to(tl.int32, bitcast=True), axis=1)
+            scale, inverses = _scale(largest.to(tl.float32, bitcast=True), x_scale_ptr, LARGEST)
+            group = start // GROUP + tl.arange(0, BLOCK // GROUP)
+            tl.store(scales_ptr + group * (tl.cdiv(tokens, SCALES) * SCALES) + place, scale, mask=group < COUNT)
+            scaled = (grouped * inverses[:, None]).reshape(BLOCK)
+        scaled = tl.minimum(tl.maximum(scaled, -LARGEST), LARGEST)
+        codes = e4m3_codes(scaled) if FORMAT == "fp8" else nearest_integers(scaled)
+        tl.store(codes_row + column, codes.to(codes_ptr.dtype.element_ty), mask=column < end)
+
+
+@triton.jit
+def _scale(magnitude: tl.tensor, x_scale_ptr: tl.tensor, LARGEST: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
+    """The scale of numbers with this largest magnitude, and its inverse."""
     if x_scale_ptr is None:
         scale = tl.div_rn(magnitude, LARGEST)
         # As torch divides a number by a tensor, so that a value between two codes goes where the reference's goes.
@@ -63,14 +100,7 @@ def quantize_tokens_kernel(
         static = tl.load(x_scale_ptr)
         scale = tl.where(magnitude != magnitude, magnitude, static)
         inverse = tl.div_rn(1.0, static)
-    tl.store(scales_ptr + token, scale)
-    for start in range(0, COLUMNS, BLOCK):
-        column = start + tl.arange(0, BLOCK)
-        x = _row(x_ptr, norm_ptr, norm, column, COLUMNS, NORMED)
-        scaled = tl.minimum(tl.maximum(x * inverse, -LARGEST), LARGEST)
-        codes = e4m3_codes(scaled) if FORMAT == "fp8" else nearest_integers(scaled)
-        codes_row = codes_ptr + token * codes_row_stride
-        tl.store(codes_row + column, codes.to(codes_ptr.dtype.element_ty), mask=column < codes_row_stride)
+    return scale, inverse
 
 
 @triton.jit
@@ -98,10 +128,15 @@ def quantize_launch(call: Call) -> tuple[DeviceLaunch, dict[str, Argument]]:
     norm, format = call.within("x"), call.plain("format")
     x = norm or call
     (columns,) = x.shape("x")
-    count = x.count("x")
+    count, groups = x.count("x"), token_groups(call)
     dtype = code_dtype(format)
     codes = rows("codes", call.workspace("x_codes", count, -(-columns // 16) * 16, dtype))
-    scales = call.workspace("x_scales", count, 1, torch.float32).pointer
+    if groups == 1:
+        scales = call.workspace("x_scales", count, 1, torch.float32).pointer
+    else:
+        # A fixed size, since rows are padded to a multiple of a number.
+        most = -(-most_rows(call, count) // TILE_SCALES) * TILE_SCALES
+        scales = call.workspace("x_scales", 1, groups * most, torch.float32).pointer
     block = min(row_block(columns, most_rows=1).columns, 4096)
     launch = DeviceLaunch(
         quantize_tokens_kernel,
@@ -112,14 +147,36 @@ def quantize_launch(call: Call) -> tuple[DeviceLaunch, dict[str, Argument]]:
             "eps": float(norm.plain("eps")) if norm is not None else 0.0,
             **codes,
             "scales_ptr": scales,
+            "tokens": count,
         },
-        {"COLUMNS": columns, "FORMAT": format, "NORMED": norm is not None, "BLOCK": block},
+        {
+            "COLUMNS": columns,
+            "FORMAT": format,
+            "GROUP": columns if groups == 1 else call.plain("group"),
+            "SCALES": 1,
+            "NORMED": norm is not None,
+            "BLOCK": block,
+        },
         (str(count),),
         num_warps=max(1, min(8, block // 256)),
         num_stages=2,
     )
     coded = {"x_ptr": codes["codes_ptr"], "x_row_stride": codes["codes_row_stride"], "x_scales_ptr": scales}
     return launch, coded
+
+
+def padded_for_tiles(launch: DeviceLaunch) -> DeviceLaunch:
+    """The launch with the scales of groups as coded_tile.py reads them."""
+    if launch.constants["GROUP"] == launch.constants["COLUMNS"]:
+        return launch
+    programs = f"cdiv({launch.arguments['tokens']}, {TILE_SCALES}) * {TILE_SCALES}"
+    return replace(launch, constants={**launch.constants, "SCALES": TILE_SCALES}, grid=(programs,))
+
+
+def token_groups(call: Call) -> int:
+    """Scales of a token, in a call of round_tokens."""
+    group = call.plain("group")
+    return 1 if group is None else -(-call.shape("x")[0] // int(group))
 
 
 quantize_tokens_budget = Budget("quantize_tokens_kernel")

@@ -42,7 +42,7 @@ def sparse_refusal(node: fx.Node, target: GpuTarget) -> Refusal | None:
 
 
 def sparse_codes_refusal(node: fx.Node, target: GpuTarget) -> Refusal | None:
-    """As of the same codes with their zeros."""
+    """Refuse what products of the same codes with their zeros refuse."""
     stored = unrounded_parts(node)["weight"]
     scales, columns = arguments_of(stored)["scales"].meta["val"], arguments_of(stored)["columns"]
     return refuse_groups(node, scales, columns, arguments_of(stored)["format"]) or refuse_arrival(
@@ -68,7 +68,7 @@ def sparse_codes_product(call: Call, epilogue: Epilogue) -> Product:
 
 
 def _sparse(call: Call, stored: Call, dtype: torch.dtype) -> tuple[Operand, Sparse]:
-    """Where the elements lie, as of dtype, and what says their places."""
+    """Return the operand of the elements, of dtype, and the record that gives their places."""
     values, masks, starts = stored.sparse_rows(dtype)
     nbytes = math.prod(stored.shape("values")) * dtype.itemsize
     nbytes += sum(mask_nbytes(stored.shape("masks"), layout) for layout in (Layout.MASK_ROWS, Layout.MASK_STARTS))

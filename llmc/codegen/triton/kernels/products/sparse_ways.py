@@ -55,7 +55,7 @@ def issue_seconds(instructions: int, target: GpuTarget) -> float:
 
 
 def dense_reason(storage: fx.Node, target: GpuTarget) -> str | None:
-    """Why one token's product with a weight is predicted to be as fast, or faster, with the zeros stored."""
+    """Return why one token's product is predicted to be as fast, or faster, with the weight's zeros stored."""
     given = arguments_of(storage)
     values, masks, columns = given["values"].meta["val"], given["masks"].meta["val"], given["columns"]
     elements, is_codes = int(masks.shape[0]) * columns, storage.target is torch.ops.llmc.sparse_codes.default

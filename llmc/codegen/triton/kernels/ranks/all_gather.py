@@ -115,7 +115,7 @@ def join_channels_kernel(
 
 
 def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
-    """By the ranks' memory for few rows, by a library for more."""
+    """Return the ways to gather: through the ranks' memory for few rows, and by a library for more."""
     x, count, dtype = call.rows("x"), call.count("x"), call.dtype("x")
     (channels,), (ranks,) = call.shape("x"), call.shape("ends")
     assert x is not None

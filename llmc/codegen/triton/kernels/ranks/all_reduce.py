@@ -10,7 +10,7 @@ from llmc.targets import GpuTarget
 
 
 def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
-    """By the ranks' memory for few rows, by a library for more."""
+    """Return the ways to add: through the ranks' memory for few rows, and by a library for more."""
     return reduce_launches(call, call.result(), Following(NOTHING), target)
 
 

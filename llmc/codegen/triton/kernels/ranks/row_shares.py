@@ -24,7 +24,7 @@ class RowShares:
 
 
 def row_shares(call: Call, channels: int, ranks: int, target: GpuTarget) -> RowShares | None:
-    """How a norm that takes in a sum over ranks is shared; None where every rank norms all rows."""
+    """Return how ranks share the rows of a norm over a sum of ranks; None if every rank norms all rows."""
     chain = _chain(call)
     is_read = bool(_readers(chain[-1]))
     row_bytes = channels * call.dtype("x").itemsize

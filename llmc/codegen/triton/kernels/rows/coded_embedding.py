@@ -9,7 +9,7 @@ import triton.language as tl
 from llmc.codegen.call import Call, stored_weight
 from llmc.codegen.triton.code_rows import row_bytes
 from llmc.codegen.triton.kernel import DeviceLaunch, named_arguments
-from llmc.codegen.triton.kernels.products.coded_product import code_pointers, group_count
+from llmc.codegen.triton.kernels.products.coded_product import code_pointers, group_constants
 from llmc.codegen.triton.kernels.products.format_facts import in_pairs
 from llmc.codegen.triton.kernels.products.group_scales import scale_and_minimum
 from llmc.codegen.triton.kernels.products.weight_codes import code_values, load_above, load_codes, low_codes
@@ -31,6 +31,7 @@ def code_embedding_kernel(
     FORMAT: tl.constexpr,
     ROW_BYTES: tl.constexpr,
     GROUPS: tl.constexpr,
+    FLOATS: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
     """Program (t, j): the j-th BLOCK columns of token t."""
@@ -46,7 +47,9 @@ def code_embedding_kernel(
     above = load_above(codes_ptr + row * ROW_BYTES, place, inside, PLACES, FORMAT, True)
     codes = low_codes(codes >> half if IN_PAIRS else codes, above >> half if IN_PAIRS else above, FORMAT)
     group = column // (COLUMNS // GROUPS)
-    scales, minima = scale_and_minimum(scales_ptr, minima_ptr, steps_ptr, row, group, inside, GROUPS, FORMAT, True)
+    scales, minima = scale_and_minimum(
+        scales_ptr, minima_ptr, steps_ptr, row, group, inside, GROUPS, FLOATS, FORMAT, True
+    )
     zeros = tl.zeros([BLOCK], dtype=tl.float32)
     if zeros_ptr is not None:
         zeros = tl.load(zeros_ptr + row * GROUPS + group, mask=inside, other=0).to(tl.float32)
@@ -68,7 +71,7 @@ def code_lookup(call: Call) -> DeviceLaunch:
             "COLUMNS": columns,
             "FORMAT": format,
             "ROW_BYTES": row_bytes(columns, code_rows_layout(format)),
-            "GROUPS": group_count(stored),
+            **group_constants(stored),
             "BLOCK": block,
         },
         (str(call.count("ids")), str(triton.cdiv(columns, block))),

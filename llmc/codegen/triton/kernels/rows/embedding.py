@@ -17,7 +17,7 @@ from llmc.targets import GpuTarget
 
 
 def supports(node: fx.Node, target: GpuTarget) -> Refusal | None:
-    """One id a token; a result of a float dtype, or of ids; and what the table's storage asks for."""
+    """Refuse more than one id per token, other dtypes of the result, and what the table's storage refuses."""
     storage = storage_for(STORAGES, node, target.name)
     if isinstance(storage, Refusal):
         return storage

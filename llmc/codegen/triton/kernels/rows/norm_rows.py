@@ -131,7 +131,7 @@ def store_rows(
 
 
 def norm_launch(call: Call, into: Operand, *, centred: bool = False) -> DeviceLaunch:
-    """One launch for the node's x, or its residual sum. into: rows. centred: a layer norm, which has a bias."""
+    """Return the launch that norms the node's x or residual sum. into: rows. centred: a layer norm, with a bias."""
     absent: dict[str, Argument] = {} if centred else {"bias_ptr": None}
     if "residual" not in call.names():
         absent |= {**rows("residual", None), **rows("sum", None)}

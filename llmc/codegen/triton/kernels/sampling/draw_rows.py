@@ -120,7 +120,7 @@ def supports(node: fx.Node, target: GpuTarget) -> Refusal | None:
 
 
 def argmax_candidates(call: RowsCall, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
-    """One way: a launch over chunks, then one over their maxima."""
+    """Return the single way: a launch over chunks, then one over their maxima."""
     return (_launch(call, temperature_ptr=None, seeds_ptr=None, counters_ptr=None),)
 
 

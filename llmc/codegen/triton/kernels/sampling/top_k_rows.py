@@ -145,7 +145,7 @@ def supports(node: fx.Node, target: GpuTarget) -> Refusal | None:
 
 
 def candidates(call: RowsCall, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
-    """One way: a launch over chunks, then one over their candidates."""
+    """Return the single way: a launch over chunks, then one over their candidates."""
     return (chunked_launch(call, call.plain("k"), top_k_of_chunks_kernel, ("values", "indices")),)
 
 

@@ -58,7 +58,7 @@ def supports(node: fx.Node, target: GpuTarget) -> Refusal | None:
 
 
 def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
-    """One way: a launch over chunks, then one over their candidates."""
+    """Return the single way: a launch over chunks, then one over their candidates."""
     return (chunked_launch(call, call.plain("count"), top_tokens_kernel, ("ids", "logprobs"), has_sums=True),)
 
 

@@ -102,7 +102,7 @@ def supports(node: fx.Node, target: GpuTarget) -> Refusal | None:
 
 
 def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
-    """One launch."""
+    """Return the single way: one launch."""
     width, channels = call.shape("weight")
     block = min(triton.next_power_of_2(channels), _MOST_CHANNELS)
     arguments = named_arguments(causal_conv_kernel, call, state_ptr=call.state("state"))

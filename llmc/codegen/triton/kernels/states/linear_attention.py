@@ -93,7 +93,7 @@ def supports(node: fx.Node, target: GpuTarget) -> Refusal | None:
 
 
 def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
-    """One launch."""
+    """Return the single way: one launch."""
     (groups, key_dim), (heads, value_dim) = call.shape("k"), call.shape("v")
     key_block = triton.next_power_of_2(key_dim)
     value_block = min(triton.next_power_of_2(value_dim), max(_LEAST_COLUMNS, _ELEMENTS // key_block))

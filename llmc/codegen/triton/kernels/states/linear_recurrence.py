@@ -54,7 +54,7 @@ def linear_recurrence_kernel(
 
 
 def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
-    """One launch."""
+    """Return the single way: one launch."""
     (channels,) = call.shape("x")
     block = min(triton.next_power_of_2(channels), _MOST_CHANNELS)
     initial = float(call.plain("initial"))

@@ -75,7 +75,7 @@ def supports(node: fx.Node, target: GpuTarget) -> Refusal | None:
 
 
 def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
-    """One launch."""
+    """Return the single way: one launch."""
     channels, size = call.shape("A")
     size_block = triton.next_power_of_2(size)
     block = min(triton.next_power_of_2(channels), max(1, _ELEMENTS // size_block))

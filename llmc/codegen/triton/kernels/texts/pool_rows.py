@@ -60,7 +60,7 @@ def _first_token(query_starts_ptr: tl.tensor, token: tl.tensor, requests: int) -
 
 
 def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
-    """One launch."""
+    """Return the single way: one launch."""
     (columns,) = call.shape("x")
     block = min(triton.next_power_of_2(columns), _MOST_COLUMNS)
     arguments = named_arguments(pool_rows_kernel, call, requests=Count.REQUESTS)

@@ -114,7 +114,7 @@ def supports(node: fx.Node, target: GpuTarget) -> Refusal | None:
 
 
 def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
-    """One launch for each of prefill's tiles."""
+    """Return a launch for each of prefill's tiles."""
     (heads, head_dim), (kv_heads, value_dim) = call.shape("q"), call.shape("v")
     dim_tile, value_tile = (max(16, triton.next_power_of_2(dim)) for dim in (head_dim, value_dim))
     scale = float(call.plain("scale"))

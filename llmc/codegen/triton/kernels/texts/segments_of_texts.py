@@ -38,7 +38,7 @@ def segments_of_texts_kernel(
 
 
 def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
-    """One launch."""
+    """Return the single way: one launch."""
     arguments = named_arguments(segments_of_texts_kernel, call)
     constants = {"SEPARATOR": call.plain("separator"), "COUNT": call.plain("count"), "BLOCK": _BLOCK}
     return (DeviceLaunch(segments_of_texts_kernel, arguments, constants, (str(Count.REQUESTS),)),)

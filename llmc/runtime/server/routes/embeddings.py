@@ -10,9 +10,10 @@ from llmc.program import Head, Task
 from llmc.runtime.head_rows import activated, classification, embedding, similarity
 from llmc.runtime.requests.job_builder import check_task
 from llmc.runtime.requests.request_output import Row
+from llmc.runtime.server.computed_rows import ComputedRows, Json, framed, input_ids, read_texts, readable_text, rows_of
 from llmc.runtime.server.errors import bad_request
 from llmc.runtime.server.outputs import answer
-from llmc.runtime.server.schemas.text_rows import (
+from llmc.runtime.server.schemas.embeddings import (
     ClassifyRequest,
     EmbeddingRequest,
     RerankRequest,
@@ -20,11 +21,10 @@ from llmc.runtime.server.schemas.text_rows import (
     ScoreRequest,
 )
 from llmc.runtime.server.served_model import ServedModel
-from llmc.runtime.server.text_rows import Json, TextRows, framed, input_ids, read_texts, readable_text, rows_of
 from llmc.runtime.text.prepared_text import DOCUMENT, QUERY, known_prompt, prepared
 
 
-def text_row_routes(model: ServedModel) -> APIRouter:
+def embedding_routes(model: ServedModel) -> APIRouter:
     """The routes, for that model; an engine that is built for another task answers 400."""
     router = APIRouter(route_class=model.route_class)
 
@@ -52,7 +52,7 @@ def text_row_routes(model: ServedModel) -> APIRouter:
 
 
 def checked_head(model: ServedModel, body: RowFields, *tasks: Task) -> Head:
-    """The engine's head. 404 for another model's name, 400 for an engine that is built for none of these tasks."""
+    """The engine's head. 404 for another model's name, 400 for an engine that is built for another task."""
     model.check_name(body.model)
     model.check_room()
     head = model.engine.engine.info.head
@@ -68,8 +68,8 @@ async def _embeddings(model: ServedModel, body: EmbeddingRequest, request: Reque
     if body.dimensions is not None and body.dimensions > head.width:
         raise bad_request(f"the vectors have {head.width} dimensions", "dimensions")
     prepare = partial(prepared, head.preparation, name=body.prompt_name)
-    found = await rows_of(model, body, request, await input_ids(model, body, body.input, prepare))
-    vectors = [embedding(head, row, body.dimensions, body.normalize) for row in found.rows]
+    computed = await rows_of(model, body, request, await input_ids(model, body, body.input, prepare))
+    vectors = [embedding(head, row, body.dimensions, body.normalize) for row in computed.rows]
     data = [
         {
             "object": "embedding",
@@ -78,7 +78,7 @@ async def _embeddings(model: ServedModel, body: EmbeddingRequest, request: Reque
         }
         for index, vector in enumerate(vectors)
     ]
-    return framed(model, body, request, "embd", found, data=data)
+    return framed(model, body, request, "embd", computed, data=data)
 
 
 def _encoded(vector: Row) -> str:
@@ -87,30 +87,30 @@ def _encoded(vector: Row) -> str:
 
 async def _classify(model: ServedModel, body: ClassifyRequest, request: Request) -> Json:
     head = checked_head(model, body, Task.CLASSIFY)
-    found = await rows_of(model, body, request, await input_ids(model, body, body.input))
+    computed = await rows_of(model, body, request, await input_ids(model, body, body.input))
     data = []
-    for index, row in enumerate(found.rows):
+    for index, row in enumerate(computed.rows):
         made = classification(head, row, body.use_activation)
         scores = made.scores.tolist()
         data.append({"index": index, "label": made.label, "probs": scores, "num_classes": len(scores)})
-    return framed(model, body, request, "classify", found, data=data)
+    return framed(model, body, request, "classify", computed, data=data)
 
 
 async def _score(model: ServedModel, body: ScoreRequest, request: Request) -> Json:
     documents = [body.text_2] if isinstance(body.text_2, str) else body.text_2
-    scores, found = await _scores(model, body, request, body.text_1, documents, body.use_activation)
+    scores, computed = await _scores(model, body, request, body.text_1, documents, body.use_activation)
     data = [{"index": index, "object": "score", "score": score} for index, score in enumerate(scores)]
-    return framed(model, body, request, "score", found, data=data)
+    return framed(model, body, request, "score", computed, data=data)
 
 
 async def _rerank(model: ServedModel, body: RerankRequest, request: Request) -> Json:
-    scores, found = await _scores(model, body, request, body.query, body.documents, body.use_activation)
+    scores, computed = await _scores(model, body, request, body.query, body.documents, body.use_activation)
     order = sorted(range(len(scores)), key=lambda index: (-scores[index], index))
     results = []
     for index in order[: body.top_n]:
         document = {"document": {"text": body.documents[index]}} if body.return_documents else {}
         results.append({"index": index, **document, "relevance_score": scores[index]})
-    return framed(model, body, request, "rerank", found, results=results)
+    return framed(model, body, request, "rerank", computed, results=results)
 
 
 async def _scores(
@@ -120,7 +120,7 @@ async def _scores(
     query: str | list[str],
     documents: list[str],
     activation: bool,
-) -> tuple[list[float], TextRows]:
+) -> tuple[list[float], ComputedRows]:
     """Scores of pairs that a scorer reads together, or similarities of an embedder's vectors.
 
     query: one for all documents, which is tokenized once, or one for each.
@@ -136,9 +136,9 @@ async def _scores(
         for given, names in ((queries, QUERY), (documents, DOCUMENT)):
             prepare = partial(prepared, head.preparation, name=known_prompt(head.preparation, names))
             texts += await input_ids(model, body, given, prepare)
-        found = await rows_of(model, body, request, texts)
-        of_queries, of_documents = found.rows[: len(queries)], found.rows[len(queries) :]
-        return [similarity(head, of_queries[place(i)], row) for i, row in enumerate(of_documents)], found
+        computed = await rows_of(model, body, request, texts)
+        of_queries, of_documents = computed.rows[: len(queries)], computed.rows[len(queries) :]
+        return [similarity(head, of_queries[place(i)], row) for i, row in enumerate(of_documents)], computed
     tokenizer = model.engine.engine.tokenizer
     readable = [readable_text(model, body, each) for each in queries]
     if isinstance(query, str):
@@ -146,5 +146,5 @@ async def _scores(
     else:
         each_query = iter(readable)
         pairs = await read_texts(model, body, documents, lambda document: tokenizer.encode(next(each_query), document))
-    found = await rows_of(model, body, request, pairs)
-    return [float(activated(head, row, activation)[0]) for row in found.rows], found
+    computed = await rows_of(model, body, request, pairs)
+    return [float(activated(head, row, activation)[0]) for row in computed.rows], computed

@@ -17,7 +17,7 @@ from llmc.runtime.server.api_key import tenant_of
 from llmc.runtime.server.errors import bad_request
 from llmc.runtime.server.outputs import outputs_of
 from llmc.runtime.server.prompt_truncation import CUT_IT, readable_part
-from llmc.runtime.server.schemas.text_rows import RowFields
+from llmc.runtime.server.schemas.embeddings import RowFields
 from llmc.runtime.server.served_model import ServedModel
 from llmc.runtime.server.tokenizing import Encode, check_text, too_long
 from llmc.runtime.server.unknown_fields import ignored_of
@@ -28,7 +28,7 @@ _PARAMS = SamplingParams()
 
 
 @dataclass(frozen=True)
-class TextRows:
+class ComputedRows:
     """The rows in the order of the texts, and the total number of tokens."""
 
     rows: tuple[Row, ...]
@@ -63,11 +63,13 @@ def cut(model: ServedModel, fields: RowFields, ids: list[int]) -> list[int]:
     return model.engine.engine.tokenizer.cut(ids, most, keeps_start=fields.truncation_side == "right")
 
 
-async def rows_of(model: ServedModel, fields: RowFields, request: Request, texts: Sequence[Sequence[int]]) -> TextRows:
+async def rows_of(
+    model: ServedModel, fields: RowFields, request: Request, texts: Sequence[Sequence[int]]
+) -> ComputedRows:
     """The engine's rows for each text. Texts of one request share steps with all others."""
     identity, tenant = uuid.uuid4().hex, tenant_of(request, fields.cache_salt)
     priority = Priority.PREMIUM if fields.priority < 0 else Priority.FREE
-    asked = [
+    requests = [
         GenerationRequest(
             prompt_token_ids=tuple(ids),
             params=_PARAMS,
@@ -81,14 +83,14 @@ async def rows_of(model: ServedModel, fields: RowFields, request: Request, texts
         )
         for index, ids in enumerate(texts)
     ]
-    found: dict[int, RequestOutput] = {}
-    async with aclosing(outputs_of(model, asked)) as outputs:
+    outputs_by_text: dict[int, RequestOutput] = {}
+    async with aclosing(outputs_of(model, requests)) as outputs:
         async for index, output in outputs:
-            found[index] = output
-    rows = [found[index].choices[0].row for index in range(len(asked))]
+            outputs_by_text[index] = output
+    rows = [outputs_by_text[index].choices[0].row for index in range(len(requests))]
     if any(row is None for row in rows):
         raise bad_request("the deadline has passed before all texts were read", "deadline_seconds")
-    return TextRows(tuple(row for row in rows if row is not None), sum(map(len, texts)))
+    return ComputedRows(tuple(row for row in rows if row is not None), sum(map(len, texts)))
 
 
 async def input_ids(
@@ -105,7 +107,9 @@ async def input_ids(
     return [cut(model, fields, ids) for ids in texts]
 
 
-def framed(model: ServedModel, fields: RowFields, request: Request, kind: str, found: TextRows, **content: Any) -> Json:
+def framed(
+    model: ServedModel, fields: RowFields, request: Request, kind: str, computed: ComputedRows, **content: Any
+) -> Json:
     """An answer with the common fields; tokens are counted as in OpenAI's embeddings. kind: the prefix of its id."""
     warnings = ignored_of(request)
     return {
@@ -114,6 +118,6 @@ def framed(model: ServedModel, fields: RowFields, request: Request, kind: str, f
         "created": int(time.time()),
         "model": fields.model or model.name,
         **content,
-        "usage": {"prompt_tokens": found.tokens, "total_tokens": found.tokens},
+        "usage": {"prompt_tokens": computed.tokens, "total_tokens": computed.tokens},
         **({"warnings": warnings} if warnings else {}),
     }

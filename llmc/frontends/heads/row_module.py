@@ -19,7 +19,7 @@ from llmc.program import Pooling, Task
 _ACTIVATIONS = {"Identity": nn.Identity, "Tanh": nn.Tanh, "GELU": nn.GELU, "SiLU": nn.SiLU, "ReLU": nn.ReLU}
 
 
-class TextRows(nn.Module):
+class RowModule(nn.Module):
     """A transformers model with its head. llmc.ops must have been imported."""
 
     def __init__(self, model: Any, plan: HeadPlan) -> None:
@@ -91,7 +91,7 @@ def _read_every_row(model: Any, pooling: Pooling) -> None:
 
 
 def numbers_ids(model: Any) -> bool:
-    """Whether a model counts positions from its ids: RoBERTa's begin behind the padding's."""
+    """Whether a model counts positions from its ids: RoBERTa's begin after the padding's."""
     return any(hasattr(part, "create_position_ids_from_input_ids") for part in model.modules())
 
 
