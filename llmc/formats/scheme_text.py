@@ -81,7 +81,7 @@ def _with_option(scheme: Scheme, name: str, word: str) -> Scheme:
 
 
 def _kind(word: str) -> str:
-    """What an option of a scheme sets; two options that set the same thing contradict each other."""
+    """The property that an option of a scheme sets; two options that set the same thing contradict each other."""
     key = word.partition("=")[0]
     if key in SHARING:
         return "what shares a scale"

@@ -41,7 +41,7 @@ from llmc.ops.registry import FROM_CAPTURED, IN_NO_GRAPH, op, per_element
     rows=CODE_PARTS,
     part=Part.STORAGE,
     axes="codes[o g*s*i] scales[o g] zeros[o g] scale_steps[o g*s] minima[o g] minimum_steps[o g*s] -> [o g*s*i]",
-    # What kernels read at a time, a whole number of groups: padding on a rank then has scales of zero.
+    # Kernels read this many columns at a time, a whole number of groups: padding on a rank then has scales of zero.
     least_part=lambda call: RUN_UNIT if CODE_FORMATS[call.arguments["format"]].is_blocked else 1,
 )
 def dequantize(
