@@ -16,7 +16,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, fx
 
-from llmc.errors import CheckpointError
+from llmc.errors import CheckpointError, OptionError
 from llmc.formats.sparse_weight import SparseWeight
 from llmc.formats.sparsity import SparseScheme
 from llmc.graph.call_arguments import call_arguments
@@ -52,6 +52,12 @@ def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog, data: ModelDa
         return
     done = {weight.module for weight in graph.sparse}
     planned = tuple(each for each in plan_zeros(graph, sparsity) if each.module not in done)
+    if not planned and not done and graph.quantized:
+        raise OptionError(
+            f"{len(graph.quantized)} weights are stored as codes, and there is no other that can be made sparse",
+            at=f"sparsity={options.sparsity}",
+            fix="decode the codes to numbers first: --quantize none",
+        )
     sequences: tuple[Tensor, ...] = ()
     reasons: dict[str, str] = {}
     if sparsity.budget is not None:

@@ -137,7 +137,8 @@ class GroupPool:
         return next((place for place in reversed(self.absent(found_blocks, end)) if not elsewhere(place)), None)
 
     def _after_cut(self, found_blocks: Sequence[int], end: int, before: int) -> int | None:
-        """Return None if a cut table ends with the first `end` places, else the most places that one ends with, or before."""
+        """Return None if a cut table ends with the first `end` places, else the most places, up to `end`, that one ends
+        with; `before` if there are none."""
         ends = (
             place + 1
             for place in range(min(end, len(found_blocks)) - 1, before, -1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,13 +12,19 @@ import torch
 from llmc.codegen.expand_sparse import expand_sparse
 from llmc.errors import CheckpointError, LlmcError, OptionError
 from llmc.formats.sparsity import SparseScheme, parse_sparse_scheme
+from llmc.frontends.capture import capture
 from llmc.frontends.captured import Captured
 from llmc.frontends.checkpoints.memory_source import MemorySource
 from llmc.graph.render import op_name
 from llmc.graph.weights import evaluate
+from llmc.options import parse_options
+from llmc.passes.model_data import ModelData
+from llmc.passes.pipeline import default
+from llmc.passes.runner import run_pipeline
 from llmc.passes.sparsity.choose_zeros import kept_elements
 from llmc.passes.sparsity.sparsify import sparsify
 from tests.family_captures import FamilyCaptures
+from tests.gguf_blocks import write_every_block
 from tests.passes.pruning.pruned_models import pruned
 from tests.passes.quantization.quantizing import captured_llama, logits, quantized
 from tests.passes.sparsity.sparse_graphs import sparse, sparse_canonical
@@ -208,3 +215,12 @@ def test_a_tied_embedding_is_called_by_what_it_multiplies(captured_family: Famil
 
 def _with(graph: object) -> Captured:
     return Captured(graph, captured_llama().source)  # type: ignore[arg-type]
+
+
+def test_a_model_of_stored_codes_is_refused(tmp_path: Path) -> None:
+    write_every_block(tmp_path / "model.gguf")
+    options = parse_options({"sparsity": "magnitude:0.5"})
+    captured = capture(tmp_path / "model.gguf", options)
+    with pytest.raises(OptionError, match="weights are stored as codes") as caught:
+        run_pipeline(captured.graph, default(), options, data=ModelData(captured.source))
+    assert caught.value.fix == "decode the codes to numbers first: --quantize none"
