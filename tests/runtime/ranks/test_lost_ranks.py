@@ -240,5 +240,5 @@ def test_other_versions_and_engines_are_refused() -> None:
         own.check(asdict(Greeting(VERSION, "cd" * 32, "/engines/b")), "rank 1")
     several: tuple[object, ...] = ({}, {"version": VERSION}, {"version": 1, "engine": "a", "path": "b"}, [], "hello")
     for nonsense in several:
-        with pytest.raises(RankError, match="does not speak as a rank"):
+        with pytest.raises(RankError, match="does not answer as a rank"):
             own.check(nonsense, "rank 1")
