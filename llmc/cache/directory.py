@@ -77,8 +77,10 @@ class CacheDirectory:
         return path
 
     def read_text(self, name: str) -> str | None:
-        """A text entry, marked as used; None if there is no complete one. Raises OptionError for one that others own
-        or may write."""
+        """Read a text entry and mark it as used. Returns None if there is no complete entry.
+
+        Raises OptionError if another user owns the entry or may write it.
+        """
         path = self.path / name
         self.check(path)
         try:

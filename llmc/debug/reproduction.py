@@ -77,8 +77,11 @@ if __name__ == "__main__":
 
 @dataclass(frozen=True)
 class Reproduction:
-    """Where it was written. local: what the piece shows by itself, the worst of its outputs; None if there is no piece
-    that runs, and error says why."""
+    """The files that reproduce a difference.
+
+    directory: where they were written. local: the difference that the piece shows by itself, in the worst of its
+    outputs; None if no piece runs, and error then says why.
+    """
 
     directory: Path
     local: Difference | None

@@ -33,13 +33,14 @@ def parse_scheme(text: str) -> Scheme | None:
     given: dict[str, str] = {}
     for word in words:
         scheme = _with_option(scheme, name, word)
-        before = given.setdefault(_kind(word), word)
-        if before is not word:
+        kind = _kind(word)
+        if kind in given:
             raise OptionError(
-                f"{before} and {word} are two options for the same thing",
+                f"{given[kind]} and {word} are two options for the same thing",
                 at=f"quantize={text}",
-                fix=f"leave out {before}, or {word}",
+                fix=f"leave out {given[kind]}, or {word}",
             )
+        given[kind] = word
     if scheme.is_static and scheme.token_group is not None:
         raise OptionError(
             "a static scale is shared by all channels of all tokens",

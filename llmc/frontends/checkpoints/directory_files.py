@@ -25,7 +25,7 @@ def read_json(file: Path) -> dict[str, Any]:
 
 
 def read_json_if_there(file: Path) -> dict[str, Any]:
-    """The same; nothing if there is no such file."""
+    """Return the same as `read_json`, or an empty dict if the file does not exist."""
     return read_json(file) if file.is_file() else {}
 
 

@@ -19,6 +19,8 @@ from torch import Tensor, fx
 
 from llmc.errors import PassError
 from llmc.graph.model_graph import ModelGraph
+from llmc.graph.op_record import Part
+from llmc.graph.product_parts import part_of
 from llmc.graph.propagate import token_count
 from llmc.options import BuildOptions
 from llmc.passes.parallel.choose_plan import node_seconds
@@ -174,12 +176,15 @@ def _attends(node: fx.Node) -> bool:
 
 
 def _computed_again(graph: ModelGraph) -> set[fx.Node]:
-    """Values that depend only on step inputs and vectors, which are cheaper to compute in each stage than to hand
-    over."""
-    known = {*graph.inputs(), *(node for node in graph.weight_nodes() if node.meta["val"].dim() < 2)}
+    """Return the values that depend only on step inputs and vectors, which are cheaper to compute in each stage than to
+    hand over, and the matrices that codes stand for, which several stages read if an embedding is tied."""
+    weights = set(graph.weight_nodes())
+    known = {*graph.inputs(), *(node for node in weights if node.meta["val"].dim() < 2)}
     again = set[fx.Node]()
     for node in graph.graph.nodes:
         if node.op == "call_function" and known.issuperset(node.all_input_nodes):
             known.add(node)
+            again.add(node)
+        elif part_of(node) is Part.STORAGE and weights.issuperset(node.all_input_nodes):
             again.add(node)
     return again

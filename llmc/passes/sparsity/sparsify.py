@@ -55,7 +55,7 @@ def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog, data: ModelDa
     if not planned and not done and graph.quantized:
         raise OptionError(
             f"{len(graph.quantized)} weights are stored as codes, and there is no other that can be made sparse",
-            at=f"sparsity={options.sparsity}",
+            at=f"sparsity={','.join(options.sparsity)}",
             fix="decode the codes to numbers first: --quantize none",
         )
     sequences: tuple[Tensor, ...] = ()

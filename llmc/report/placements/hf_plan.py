@@ -25,8 +25,11 @@ _THROUGH = ", evenly, through what has to stay together, such as a head"
 
 
 def hf_plan(family: str) -> dict[str, str]:
-    """Styles by module name, with * for layers, of the layers and of the output that the causal model adds to them;
-    empty if there is no plan, or no transformers."""
+    """Return the styles of Hugging Face's tensor-parallel plan by module name, with * for layers.
+
+    The output projection that the causal model adds is included. The dict is empty if the family has no plan or
+    transformers is not installed.
+    """
     if find_spec("transformers") is None:
         return {}
     import transformers
@@ -41,7 +44,7 @@ def hf_plan(family: str) -> dict[str, str]:
 
 
 def beside(weight: PlacedWeight, plan: Mapping[str, str]) -> str | None:
-    """ "same", or how Hugging Face's plan differs; None if there is no plan at all."""
+    """Compare a placement with Hugging Face's plan: "same", or the difference; None if the plan is empty."""
     if not plan:
         return None
     name = re.sub(r"[._]", "_", weight.name)

@@ -25,8 +25,11 @@ _ON_DEVICE: tuple[ExecutorName, ...] = ("cuda", "onnxruntime_cuda", "ptx", "trit
 
 
 def open_tier(wish: OffloadingWish, engine: EngineDirectory, executor: ExecutorName) -> Tier:
-    """Open a tier for an engine that this executor runs. Raises OptionError for an engine that has no use for it, or if
-    there is no room, and EngineFormatError if nothing can be written."""
+    """Open a tier for an engine that this executor runs.
+
+    Raises OptionError if the engine cannot use a tier or the tier has no room, and EngineFormatError if its files
+    cannot be written.
+    """
     _check_engine(engine)
     block_bytes = engine.program.block_bytes()
     store = _open_store(wish, engine, executor)

@@ -124,8 +124,8 @@ class GroupPool:
     ) -> int | None:
         """The last place in the first `end` whose block the next token sees and this pool lacks; None if it has all.
 
-        Behind the first cut a request begins where a table was kept (cut_tables.py), or else before the last block in
-        front of that cut.
+        After the first cut a request begins where a table was kept (cut_tables.py), or else before the last block that
+        ends before that cut.
 
         Args:
             found_blocks: blocks of group 0, of the first places.

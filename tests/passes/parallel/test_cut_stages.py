@@ -9,16 +9,20 @@ import torch
 from torch import fx
 
 from llmc.errors import PassError
+from llmc.frontends.capture import capture
+from llmc.frontends.captured import Captured
 from llmc.graph.execute import run_tokens
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.render import render
-from llmc.options import BuildOptions
-from llmc.passes.pipeline import built_in, parallel
+from llmc.graph.stages import stage_graphs
+from llmc.options import BuildOptions, parse_options
+from llmc.passes.pipeline import built_in, canonical, parallel
 from llmc.passes.runner import PipelineResult, run_pipeline
 from tests.family_captures import FamilyCaptures
 from tests.graph_builder import GraphBuilder, llama
 from tests.passes.pass_checks import rewrites
-from tests.tiny_models import FAMILIES, tiny_tokens
+from tests.passes.quantization.quantizing import quantized
+from tests.tiny_models import FAMILIES, tiny_model, tiny_tokens
 
 aten, ops = torch.ops.aten, torch.ops.llmc
 TOKENS = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5]
@@ -72,6 +76,20 @@ def test_angles_are_computed_in_each_stage() -> None:
     graph, _ = llama(layers=2)
     (node,) = handed(cut(graph, 2).graph)
     assert tuple(node.meta["val"].shape[1:]) == (8,)
+
+
+@pytest.mark.parametrize("scheme", ["int8", "q4_1"])
+def test_a_tied_matrix_of_codes_is_in_both_stages(scheme: str) -> None:
+    """Its codes do not cross: each stage that reads the matrix decodes it."""
+    options = parse_options({})
+    model = capture(tiny_model("llama", tie_word_embeddings=True, hidden_size=64, intermediate_size=64), options)
+    captured = Captured(run_pipeline(model.graph, canonical(), options).graph, model.source)
+    graph = quantized(f"{scheme},lm_head={scheme}", captured=captured).graph
+    result = cut(graph, 2).graph
+    assert [node.args[1] for node in handed(result)] == [1]
+    codes = [{name for name in stage.weights if "embed" in name or "lm_head" in name} for stage in stage_graphs(result)]
+    assert codes[0] and codes[0] == codes[1]
+    assert torch.equal(run_tokens(graph, captured.source, TOKENS), run_tokens(result, captured.source, TOKENS))
 
 
 def test_what_two_cuts_later_is_read_crosses_both() -> None:

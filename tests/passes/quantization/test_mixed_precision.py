@@ -156,7 +156,7 @@ def test_no_uniform_scheme_that_fits_and_no_smaller_budget_diverges_less(tmp_pat
     given: dict[str, Any] = {"calibration": calibration_file(tmp_path), "calibration_sequences": 12}
     options = parse_options({"calibration_length": 64, **given})
     seen, apart = sequences_and_apart(captured.graph, options, ModelData(captured.source))
-    assert len(seen) == 12 and len(apart) == 16
+    assert len(seen) == 12 and len(apart) == 8
     reference = Reference(captured.graph, captured.source, apart)
     uniform = [quantized(scheme, **given) for scheme in _UNIFORM]
     found = [(_bits(result), reference.divergence(result.graph)) for result in uniform]

@@ -95,15 +95,13 @@ inline __attribute__((always_inline)) void add_quads(const uint8_t* unit, int fi
 // Vectors of rows that are multiplied together: of one token all, which what is read of x serves together.
 constexpr int unit_vecs(int64_t height) { return height == 1 ? LLMC_PANEL / kLanes : kCodeVecs; }
 
-// Tokens whose sums of a block stay in registers.
-constexpr int kHeldTokens = 1;
-
-// Adds a block to sums [kHeight][LLMC_PANEL], or sets them if `first`. The block's headers are decoded.
+// Adds a block to sums [kHeight][LLMC_PANEL], or sets them if `first`. The block's headers are decoded. The sums of one
+// token stay in registers.
 template <class Codes, int kHeight>
 void multiply_units(const CodeBlock& block, const int32_t* x, float* sums, bool first, FetchCodes fetch) {
   constexpr int kVecs = unit_vecs(kHeight);
   constexpr int64_t kHeader = LLMC_PANEL * (Codes::kHasMinima ? 2 : 1);
-  constexpr bool kHolds = kHeight <= kHeldTokens;
+  constexpr bool kHolds = kHeight == 1;
   using Terms = IntegerTerms<true>;
   for (int lane = 0; lane < LLMC_PANEL; lane += kVecs * kLanes) {
     const int32_t* values = x;

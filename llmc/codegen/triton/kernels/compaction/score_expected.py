@@ -159,7 +159,7 @@ def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
     (heads, width), (kv_heads, block_size, _) = call.shape("means"), call.shape("k_cache")[-3:]
     (half,), group = call.shape("inv_freq"), heads // kv_heads
     numbers: dict[str, Argument] = {"compaction_ptr": call.vector("compaction")}
-    found = _Found.of(call, heads, width)
+    between = _Workspaces.of(call, heads, width)
     rows: dict[str, Constant] = {
         "KV_HEADS": kv_heads,
         "GROUP": group,
@@ -180,22 +180,22 @@ def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
     }
     expect = DeviceLaunch(
         expected_attention_kernel,
-        {"k_cache_ptr": call.cache("k_cache"), **numbers, "weights_ptr": found.weights, **found.of_rows},
+        {"k_cache_ptr": call.cache("k_cache"), **numbers, "weights_ptr": between.weights, **between.of_rows},
         {**rows, **read},
         (str(_PARTS), str(kv_heads)),
         num_stages=1,
     )
     largest = DeviceLaunch(
         largest_expected_kernel,
-        {**numbers, **found.of_rows, "scores_ptr": call.result(0).pointer},
+        {**numbers, **between.of_rows, "scores_ptr": call.result(0).pointer},
         {**rows, "SCORES": _SCORES},
         (str(triton.cdiv(int(call.plain("longest")), _SCORES)), str(kv_heads)),
     )
-    return (replace(turn_means(call, found.weights), then=(expect, largest)),)
+    return (replace(turn_means(call, between.weights), then=(expect, largest)),)
 
 
 @dataclass(frozen=True)
-class _Found:
+class _Workspaces:
     """Numbers that one launch leaves for the next ones."""
 
     weights: Operand
@@ -203,7 +203,7 @@ class _Found:
     moments: Operand
 
     @classmethod
-    def of(cls, call: Call, heads: int, width: int) -> "_Found":
+    def of(cls, call: Call, heads: int, width: int) -> "_Workspaces":
         sizes = (("weights", width), ("expected", int(call.plain("longest"))), ("moments", 2 * _PARTS))
         return cls(*(call.workspace(name, 1, heads * size, torch.float32).pointer for name, size in sizes))
 
