@@ -314,9 +314,9 @@ class Run:
         contents = {pool.content(block): block for block in range(pool.count) if pool.content(block) is not None}
         of_cuts, kept = contents.pop(_OF_CUT_TABLES, None), group._cut_tables
         assert contents == group._kept and group._kept.keys() <= findable
-        assert (of_cuts is None or kept._users) and kept._found.keys() <= findable
-        assert {end for cut, _ in kept._found.values() for end in cut.ends} == kept._found.keys()
-        used = {block for cut, _ in kept._found.values() for block in cut.blocks}
+        assert (of_cuts is None or kept._users) and kept._by_end.keys() <= findable
+        assert {end for cut, _ in kept._by_end.values() for end in cut.ends} == kept._by_end.keys()
+        used = {block for cut, _ in kept._by_end.values() for block in cut.blocks}
         assert used == kept._users.keys() and all(pool.content(block) is not None for block in used)
         for block, own in group._kept.items():
             assert (cells[own] == self.cells[block]).all(), "others may find a block of other tokens"
