@@ -21,6 +21,7 @@ from llmc.formats.sparse_weight import SparseWeight
 from llmc.formats.sparsity import SparseScheme
 from llmc.graph.call_arguments import call_arguments
 from llmc.graph.model_graph import ModelGraph
+from llmc.graph.product_parts import is_product
 from llmc.graph.refusal import Refusal
 from llmc.graph.weights import Constant, Derived, Recipe, evaluate, stored_names
 from llmc.ops.sparse_weight import is_stored, mask_words
@@ -81,7 +82,14 @@ def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog, data: ModelDa
     for each in planned:
         for product in each.products if each.scheme is None else ():
             log.refuse(Refusal(why_not(each, sparsity, "dense"), product, is_asked=True))
+    for product in _products_of_codes(graph):
+        log.refuse(Refusal("its weight is stored as codes, which stay as they are", product, is_asked=True))
     _Sparsifier(graph, log, data, Stream(graph, data.source, sequences) if sequences else None, reasons).run(planned)
+
+
+def _products_of_codes(graph: ModelGraph) -> list[fx.Node]:
+    codes = graph.graph.find_nodes(op="call_function", target=torch.ops.llmc.dequantize.default)
+    return [user for weight in codes for user in weight.users if is_product(user)]
 
 
 # Single logits of a model with half of its weights move by most of the logits' spread.

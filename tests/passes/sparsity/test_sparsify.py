@@ -25,6 +25,8 @@ from llmc.passes.sparsity.choose_zeros import kept_elements
 from llmc.passes.sparsity.sparsify import sparsify
 from tests.family_captures import FamilyCaptures
 from tests.gguf_blocks import write_every_block
+from tests.gguf_families import family_model
+from tests.gguf_files import write_gguf
 from tests.passes.pruning.pruned_models import pruned
 from tests.passes.quantization.quantizing import captured_llama, logits, quantized
 from tests.passes.sparsity.sparse_graphs import sparse, sparse_canonical
@@ -224,3 +226,16 @@ def test_a_model_of_stored_codes_is_refused(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="weights are stored as codes") as caught:
         run_pipeline(captured.graph, default(), options, data=ModelData(captured.source))
     assert caught.value.fix == "decode the codes to numbers first: --quantize none"
+
+
+def test_products_of_stored_codes_are_named_where_others_become_sparse(tmp_path: Path) -> None:
+    dense = "blk.0.ffn_up.weight"
+    model = family_model("llama")
+    write_gguf(tmp_path / "model.gguf", model, "Q8_0", kinds={dense: "F32"})
+    options = parse_options({"sparsity": "magnitude:0.5"})
+    captured = capture(tmp_path / "model.gguf", options)
+    result = run_pipeline(captured.graph, default(), options, data=ModelData(captured.source))
+    assert [weight.module for weight in result.graph.sparse] == ["model.layers.0.mlp.up_proj"]
+    [record] = [record for record in result.records if record.name == "sparsify"]
+    left = [refusal.reason for refusal in record.refusals]
+    assert left.count("its weight is stored as codes, which stay as they are") == len(result.graph.quantized) - 1  # the embedding is looked up
