@@ -42,16 +42,15 @@ def _problem(layer: Layer) -> str | None:
 
 
 def _heads_problem(layer: Layer) -> str | None:
-    """Return why the layer's KV heads have no KV heads of other layers to choose with, or None."""
-    policy, own = layer.policy, layer.spec.kv_heads
+    """Return why the layer's KV heads have none in another layer to choose rows with, or None."""
+    policy, own = layer.policy, layer.spec
     assert isinstance(policy, TriAttention)
-    if policy.heads != ChoosingHeads.KV_HEAD:
+    group = (spec for spec in layer.graph.caches if spec.group == own.group)
+    other = next((spec for spec in group if spec.kv_heads != own.kv_heads), None)
+    if policy.heads != ChoosingHeads.KV_HEAD or other is None:
         return None
-    group = [spec for spec in layer.graph.caches if spec.group == layer.spec.group]
-    other = next((spec for spec in group if spec.kv_heads != own), None)
-    if other is None:
-        return None
-    return f"{own} KV heads and layer {other.layer} has {other.kv_heads}, so heads=kv_head has none to choose with"
+    numbers = f"({own.kv_heads}) than layer {other.layer} ({other.kv_heads})"
+    return f"another number of KV heads {numbers}, and heads=kv_head joins those of one index"
 
 
 def _note(queries: fx.Node) -> fx.Node | None:
