@@ -36,13 +36,13 @@ def join_scores(
     """The joined scores of a request's rows until this layer: [1, kv_heads · longest], fp32, 0 behind the last row.
 
     Args:
-        scores: Of the layer, [1, its KV heads · longest], fp32.
+        scores: Scores of the layer, [1, its KV heads · longest], fp32.
         before: Joined scores of the layers before it, [1, longest] if across_heads, else in the form of scores; None
             for the first layer.
         compaction: As of compact_kv.
         longest: As of score_keys.
         kv_heads: KV heads of the result. With across_heads all of them get the same scores.
-        across_heads: Whether the heads of a layer choose together, too.
+        across_heads: Whether all heads of a layer choose together, and not each KV head alone.
     """
     joined = scores.new_zeros((kv_heads, longest))
     if len(compaction):

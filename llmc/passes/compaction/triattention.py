@@ -64,7 +64,7 @@ def _place(layer: Layer, caches: tuple[fx.Node, ...]) -> None:
 
 
 def _place_joined(layers: Sequence[Layer]) -> None:
-    """In front of the first write: no row moves before all layers have scored theirs."""
+    """Add the ops in front of the first write, so that no row moves before all layers have scored theirs."""
     graph, writes = layers[0].graph.graph, {layer.write for layer in layers}
     *others, last = layers
     before: fx.Node | None = None
