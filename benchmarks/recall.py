@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import tempfile
 import warnings
 from collections.abc import Iterator, Sequence
@@ -46,6 +47,8 @@ POLICIES = (
     "snapkv:budget={budget},window=16,pool=7,every=16",
     "compactor:budget={budget},chunk=128,every=16",
     "triattention:budget={budget},recent=32,every=16,pinned=0",
+    "triattention:budget={budget},recent=32,every=16,pinned=0,heads=kv_head",
+    "triattention:budget={budget},recent=32,every=16,pinned=0,heads=all",
 )
 BUDGETS = (0.75, 0.5, 0.25, 0.125)
 _BLOCK = 16
@@ -56,7 +59,7 @@ class Recall:
     """Shares of tokens that one policy recalls.
 
     Args:
-        policy: As it was built; its name is what stands before the colon.
+        policy: As it was built; its name is the part before the colon.
         budget: Share of the prompt's rows that stay, 1.0 without compression.
         cache: Format of keys and values.
         by_depth: From the haystack's beginning to its end.
@@ -69,8 +72,9 @@ class Recall:
 
     @property
     def name(self) -> str:
-        """Of the policy, without options."""
-        return self.policy.partition(":")[0]
+        """Of the policy, with the heads that choose rows together, if it says so."""
+        name, _, options = self.policy.partition(":")
+        return " ".join((name, *re.findall(r"heads=\w+", options)))
 
     @property
     def mean(self) -> float:

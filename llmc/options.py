@@ -61,7 +61,7 @@ class BuildOptions(BaseModel):
             checkpoint is built as bfloat16. bf16, fp16, half, fp32, float and torch's own dtypes are also accepted.
         kv_dtype: Type of the KV cache; auto is dtype.
         kv_cache: int8, int4 or fp8 codes for the KV cache (llmc/formats/cache_format.py).
-        kv_compression: The policy that drops rows of the KV cache, as NAME:OPTION=NUMBER,… (docs/kv-compression.md);
+        kv_compression: The policy that drops rows of the KV cache, as NAME:OPTION=VALUE,… (docs/kv-compression.md);
             none keeps all rows.
         quantize: Schemes of weights and activations (formats/schemes.py): one for all, then PATTERN=SCHEME for some. A
             text is split at commas.

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import nullcontext
 from operator import getitem
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -113,8 +115,13 @@ class GraphBuilder:
         return node
 
 
-def llama(*, layers: int = 2, dtype: torch.dtype = torch.float32) -> tuple[ModelGraph, TensorSource]:
-    """A llama: width 8, two heads of 4 over one KV head, gated MLP of 12, tied embedding."""
+def llama(
+    *, layers: int = 2, dtype: torch.dtype = torch.float32, kv_heads: Mapping[int, int] = MappingProxyType({})
+) -> tuple[ModelGraph, TensorSource]:
+    """A llama: width 8, two heads of 4 over one KV head, gated MLP of 12, tied embedding.
+
+    kv_heads: by layer, where there are two.
+    """
     b = GraphBuilder(dtype=dtype)
     ops, aten = torch.ops.llmc, torch.ops.aten
     h = b.embedded()
@@ -123,7 +130,7 @@ def llama(*, layers: int = 2, dtype: torch.dtype = torch.float32) -> tuple[Model
         x = b.rms_norm(h, f"layers.{i}.norm1")
         q, k, v = (
             b.call(aten.reshape.default, b.linear(x, f"layers.{i}.{name}", heads * 4), [-1, heads, 4])
-            for name, heads in (("q", 2), ("k", 1), ("v", 1))
+            for name, heads in (("q", 2), ("k", kv_heads.get(i, 1)), ("v", kv_heads.get(i, 1)))
         )
         q, k = (b.call(ops.rope.default, t, cos, sin, False) for t in (q, k))
         y = b.call(aten.reshape.default, b.call(ops.attention.default, q, k, v, 0.5), [-1, 8])

@@ -51,7 +51,7 @@ from llmc.program.step_outputs import (
 from llmc.program.streaming import Streaming
 from llmc.program.stride import Stride
 from llmc.program.text_preparation import Similarity, TextPreparation, TextPrompt
-from llmc.program.triattention import TriAttention
+from llmc.program.triattention import ChoosingHeads, TriAttention
 
 __all__ = [
     "ADAPTERS",
@@ -80,6 +80,7 @@ __all__ = [
     "Buffer",
     "CachePolicy",
     "CacheSlot",
+    "ChoosingHeads",
     "Compactor",
     "Compression",
     "Cut",

@@ -2,8 +2,9 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
+from enum import StrEnum
 from itertools import count, islice, pairwise, takewhile
-from typing import ClassVar, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from llmc.program.limits import Limits
 from llmc.program.step_outputs import GROUP_INPUTS
@@ -100,8 +101,8 @@ class Progress(NamedTuple):
 class CachePolicy:
     """Keeps every row. A policy that keeps less derives from this class.
 
-    Its fields are its options: whole numbers, or None for options that are not given. NAME: how text names the policy;
-    empty for a class of them.
+    Its fields are its options: whole numbers, or None for options that are not given. An option whose default is a word
+    of a StrEnum takes the words of that enum. NAME: how text names the policy; empty for a class of them.
     """
 
     NAME: ClassVar[str] = "everything"
@@ -258,13 +259,13 @@ class CachePolicy:
         if name not in kinds:
             known = ", ".join(sorted(kinds))
             raise ValueError(f"{text!r:.200} names no cache policy that is imported: there are {known}")
-        options = dict[str, int]()
+        options = dict[str, Any]()
         for option in given.split(",") if given else ():
             key, _, value = option.partition("=")
-            if key not in {field.name for field in fields(kinds[name])} or not value.isdecimal():
-                known = ", ".join(field.name for field in fields(kinds[name]))
-                raise ValueError(f"{text!r:.200}: {option!r} is not OPTION=NUMBER with an option of {name} ({known})")
-            options[key] = int(value)
+            try:
+                options[key] = _option(kinds[name], key, value)
+            except ValueError as error:
+                raise ValueError(f"{text!r:.200}: {option!r} is not {error}") from None
         try:
             return kinds[name](**options)
         except TypeError as error:
@@ -311,3 +312,17 @@ def _kinds(kind: type[CachePolicy]) -> Iterator[type[CachePolicy]]:
     yield kind
     for each in kind.__subclasses__():
         yield from _kinds(each)
+
+
+def _option(kind: type[CachePolicy], key: str, value: str) -> int | StrEnum:
+    """The value of an option. Raises ValueError that says what it should be."""
+    options = {field.name: field.default for field in fields(kind)}
+    default = options.get(key)
+    if isinstance(default, StrEnum):
+        word = next((word for word in type(default) if word == value), None)
+        if word is None:
+            raise ValueError(f"one of {', '.join(f'{key}={word}' for word in type(default))}")
+        return word
+    if key not in options or not value.isdecimal():
+        raise ValueError(f"OPTION=NUMBER with an option of {kind.NAME} ({', '.join(options)})")
+    return int(value)

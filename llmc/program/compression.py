@@ -79,7 +79,7 @@ def _unknown(text: object, problem: str) -> OptionError:
     return OptionError(
         f"kv_compression cannot be {text!r:.200}: {problem}",
         at=f"kv_compression={text!r:.200}",
-        fix=f"give {NONE} or NAME:OPTION=NUMBER,…, such as stride:step=4,recent=512 (docs/kv-compression.md)",
+        fix=f"give {NONE} or NAME:OPTION=VALUE,…, such as stride:step=4,recent=512 (docs/kv-compression.md)",
     )
 
 

@@ -1,4 +1,4 @@
-"""Cache policies that keep the rows with the highest scores, separately for each layer and KV head.
+"""Cache policies that keep the rows with the highest scores, as a rule separately for each layer and KV head.
 
 A table is cut for the first time where the first block begins at or after the end of the prompt, which the model has
 read whole by then. Later it is cut after every `every` tokens. All heads keep the same number of rows.
@@ -63,6 +63,11 @@ class Scored(Compression):
     def queries(self) -> CachePolicy | None:
         """The policy of the group that holds queries; None if scores need none."""
         return None
+
+    @property
+    def joins_layers(self) -> bool:
+        """Whether rows are chosen by the scores of all layers together."""
+        return False
 
     def in_blocks(self) -> tuple[str, ...]:
         return ("every", *(("budget",) if self.budget is not None else ()))

@@ -1,10 +1,19 @@
 """KV compression by the attention that later queries are expected to pay (docs/kv-compression.md)."""
 
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import ClassVar
 
 from llmc.program.cache_policy import Cut, Progress
 from llmc.program.scored_compression import Scored
+
+
+class ChoosingHeads(StrEnum):
+    """The heads that choose rows together, and keep the same ones."""
+
+    ALL = "all"
+    KV_HEAD = "kv_head"
+    LAYER_KV_HEAD = "layer_kv_head"
 
 
 @dataclass(frozen=True)
@@ -19,13 +28,17 @@ class TriAttention(Scored):
         recent: Number of last rows that are kept whatever their scores.
         pinned: 1: all rows of the prompt stay, in addition to the budget. 0: the budget counts them, and they leave as
             others do.
+        heads: The heads that choose rows together. all: those of all layers, by a row's largest score. kv_head: the
+            query heads of one KV head of all layers, by the mean over layers of the largest score in each.
+            layer_kv_head: the query heads of one KV head of one layer, by the largest score.
     """
 
     NAME: ClassVar[str] = "triattention"
-    BUILT: ClassVar[tuple[str, ...]] = ("sinks", "recent")
+    BUILT: ClassVar[tuple[str, ...]] = ("sinks", "recent", "heads")
     NEEDS_TEXT: ClassVar[bool] = True
     recent: int = 0
     pinned: int = 1
+    heads: ChoosingHeads = ChoosingHeads.LAYER_KV_HEAD
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -35,6 +48,10 @@ class TriAttention(Scored):
             raise ValueError(
                 f"share={self.share} counts rows of the prompt, all of which stay: give budget, or pinned=0"
             )
+
+    @property
+    def joins_layers(self) -> bool:
+        return self.heads != ChoosingHeads.LAYER_KV_HEAD
 
     def kept(self, prompt: int) -> int:
         return self._whole(prompt + self.budget) if self.pinned and self.budget is not None else super().kept(prompt)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from benchmarks.copying_model import copying_model, save_copying_model
-from benchmarks.recall import NONE, RANDOM, recall
+from benchmarks.recall import NONE, POLICIES, RANDOM, Recall, recall, table
 from benchmarks.recall_tasks import copies, haystack
 from llmc.errors import OptionError
 
@@ -53,3 +53,9 @@ def test_a_window_forgets_what_is_outside_of_it(model: Path) -> None:
     task = copies(192, 4, 4)
     found = recall(model, task, "streaming:budget={budget},sinks=4,every=16", 0.5, "auto", 1)
     assert found.by_depth[0] < 0.1 and found.by_depth[-1] == 1.0
+
+
+def test_each_policy_has_a_row_of_its_own() -> None:
+    rows = [*table([Recall(policy.format(budget=64, step=2), 0.5, "auto", (0.25, 0.75)) for policy in POLICIES])]
+    assert len(rows) == 2 + len(POLICIES)
+    assert rows[-1] == "| `triattention heads=all` | auto | 50% |"

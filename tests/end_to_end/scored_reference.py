@@ -118,6 +118,13 @@ def _expected(policy: TriAttention, attention: Any, cut: Cut) -> Tensor:
     return found
 
 
+def _joined(policy: TriAttention, scores: Tensor) -> list[Tensor]:
+    """By layer, of the heads that choose together. scores: [layers, kv_heads, rows]."""
+    if policy.heads == "all":
+        return [scores.amax((0, 1)).repeat(len(each), 1) for each in scores]
+    return [scores.mean(0) for _ in scores] if policy.heads == "kv_head" else [*scores]
+
+
 def _use(policy: Lru, attention: Any, end: int, rows: int) -> None:
     """Note on the module, by KV head and block, the number of tokens at its last use, and which use was stronger.
 
@@ -139,9 +146,13 @@ def _compact(model: Any, policy: Scored, cache: Any, cut: Cut, prompt: int, end:
     """Keep the rows of each layer and KV head with the highest scores, and those that are protected. end: tokens."""
     ends = [0, *policy.cuts(end + 1, prompt)]
     kept, chunks = cut.chosen, [range(*each) for each in pairwise(ends)]
+    of_layers = list[Tensor]()
     for layer, own in zip(model.model.layers, cache.layers, strict=True):
         layer.self_attn.inv_freq = model.model.rotary_emb.inv_freq
-        scores = _scores(policy, layer.self_attn, own.keys[0], cut, chunks)
+        of_layers.append(_scores(policy, layer.self_attn, own.keys[0], cut, chunks))
+    if isinstance(policy, TriAttention):
+        of_layers = _joined(policy, torch.stack(of_layers))
+    for layer, own, scores in zip(model.model.layers, cache.layers, of_layers, strict=True):
         scores[:, : policy.sinks] = float("inf")
         scores[:, scores.shape[1] - policy.recent :] = float("inf")
         best = scores.topk(kept, dim=-1).indices.sort(-1).values

@@ -30,6 +30,7 @@ SCORED = [
     "lru:budget=48,every=16,recent=16",
     "compactor:budget=48,every=16,chunk=32",
     "triattention:budget=8,every=16,recent=4",
+    "triattention:budget=8,every=16,recent=4,heads=all",
 ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 from pathlib import Path
 from typing import Any
@@ -23,16 +24,19 @@ from llmc.runtime.device.inputs import StepShape, example_step
 from llmc.runtime.device.program import plan_calls
 from llmc.runtime.engine import Engine
 from tests.end_to_end.calibration_queries import write_calibration
-from tests.end_to_end.test_scored_compression import COMPACTOR, COUNTED, H2O_TEXT, LRU, SNAPKV
+from tests.end_to_end.test_scored_compression import BY_KV_HEAD, COMPACTOR, COUNTED, H2O_TEXT, LRU, SNAPKV
 from tests.end_to_end.test_streaming import STREAMING
 from tests.gpu_target import gpu_target
 from tests.runtime.executors.fake_device import STREAM, fake_executor, with_binaries
 from tests.tiny_models import tiny_checkpoint, tiny_tokens
 
 TOKENS = tiny_tokens(200)
-POLICIES = [SNAPKV, H2O_TEXT, LRU, COMPACTOR, STREAMING, COUNTED]
-WITHOUT_QUERIES = STREAMING, COUNTED
-each_policy = pytest.mark.parametrize("text", POLICIES, ids=lambda text: text.partition(":")[0])
+OF_MEANS = COUNTED, BY_KV_HEAD, f"{COUNTED},heads=all"
+POLICIES = [SNAPKV, H2O_TEXT, LRU, COMPACTOR, STREAMING, *OF_MEANS]
+WITHOUT_QUERIES = STREAMING, *OF_MEANS
+each_policy = pytest.mark.parametrize(
+    "text", POLICIES, ids=lambda text: "-".join((text.partition(":")[0], *re.findall("heads=.*", text)))
+)
 
 
 def build(folder: Path, text: str, **options: Any) -> Path:
@@ -46,7 +50,7 @@ def build(folder: Path, text: str, **options: Any) -> Path:
 
 def calibration(folder: Path, text: str) -> dict[str, Any]:
     """The options of a policy that needs a text."""
-    return write_calibration(folder) if text == COUNTED else {}
+    return write_calibration(folder) if text in OF_MEANS else {}
 
 
 def lowered(folder: Path, text: str) -> Program:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 
 import llmc
 from llmc.errors import LlmcError, OptionError, RequestError
-from llmc.program import H2O, Compactor, Lru, Scored, SnapKV, TriAttention
+from llmc.program import H2O, CachePolicy, ChoosingHeads, Compactor, Lru, Scored, SnapKV, TriAttention
 from llmc.runtime.engine import Engine
 from tests.end_to_end.calibration_queries import write_calibration
 from tests.end_to_end.scored_reference import greedy
@@ -26,6 +27,8 @@ COMPACTOR = "compactor:budget=48,every=16,sinks=3,recent=2,chunk=32"
 LRU = "lru:budget=48,every=16,sinks=8,recent=16"
 TRIATTENTION = "triattention:budget=16,every=16,sinks=2,recent=8"
 COUNTED = "triattention:budget=48,every=16,sinks=2,recent=16,pinned=0"
+TOGETHER = "triattention:budget=16,every=16,sinks=2,recent=8,heads=all"
+BY_KV_HEAD = "triattention:budget=48,every=16,sinks=2,recent=16,pinned=0,heads=kv_head"
 POLICIES: dict[str, Scored] = {
     SNAPKV: SnapKV(budget=48, every=16, sinks=2, block=8, window=16),
     H2O_TEXT: H2O(budget=48, every=16, sinks=2, block=8, recent=16),
@@ -33,9 +36,13 @@ POLICIES: dict[str, Scored] = {
     LRU: Lru(budget=48, every=16, sinks=8, block=8, recent=16),
     TRIATTENTION: TriAttention(budget=16, every=16, sinks=2, block=8, recent=8),
     COUNTED: TriAttention(budget=48, every=16, sinks=2, block=8, recent=16, pinned=0),
+    TOGETHER: TriAttention(budget=16, every=16, sinks=2, block=8, recent=8, heads=ChoosingHeads.ALL),
+    BY_KV_HEAD: TriAttention(budget=48, every=16, sinks=2, block=8, recent=16, pinned=0, heads=ChoosingHeads.KV_HEAD),
 }
 each_policy = pytest.mark.parametrize(
-    "text", POLICIES, ids=lambda text: text.partition(":")[0] + "-counted" * text.endswith("pinned=0")
+    "text",
+    POLICIES,
+    ids=lambda text: "-".join((text.partition(":")[0], *re.findall("pinned=0|heads=.*", text))),
 )
 TOKENS = tiny_tokens(200)
 
@@ -157,6 +164,7 @@ def test_a_prefix_is_not_answered_by_compacted_blocks(text: str, built: Callable
         (LRU, "lru:budget=248,every=16,sinks=8,recent=16"),
         (TRIATTENTION, "triattention:budget=248,every=16,sinks=2,recent=8"),
         (TRIATTENTION, "triattention:budget=248,every=16,sinks=2,recent=8,pinned=0"),
+        (TOGETHER, "triattention:budget=248,every=16,sinks=2,recent=8,pinned=0,heads=all"),
     ],
 )
 def test_a_full_budget_changes_no_bit(text: str, full: str, built: Callable[..., Path]) -> None:
@@ -243,6 +251,11 @@ def test_options_of_lru_are_checked(text: str, problem: str, model: Path, tmp_pa
         ("triattention:budget=16,recent=16", "leaves no room in addition to the 16 protected rows (0 first ones, 16 l"),
         ("triattention:budget=50,every=16,sinks=2,recent=8", "budget=50 is not a multiple of block_size=8"),
         ("triattention:budget=48,every=16,sinks=2,recent=16", "cannot run triattention:budget=48"),
+        (TOGETHER, "cannot run triattention:budget=16"),
+        (
+            "triattention:budget=48,heads=each",
+            "'heads=each' is not one of heads=all, heads=kv_head, heads=layer",
+        ),
         (SNAPKV, "cannot run snapkv:budget=48"),
     ],
 )
@@ -250,6 +263,21 @@ def test_options_of_triattention_are_checked(text: str, problem: str, built: Cal
     with pytest.raises(OptionError) as caught:
         llmc.load(built(kv_compression=TRIATTENTION, target="cpu"), kv_compression=text)
     assert problem in caught.value.problem and caught.value.fix
+
+
+def test_a_request_chooses_what_heads_together_keep(built: Callable[..., Path]) -> None:
+    """Other budgets and steps, and pinned prompts or none, but not other heads."""
+    with llmc.load(built(kv_compression=TOGETHER, target="cpu"), threads=1) as engine:
+        for text in (TOGETHER, "triattention:budget=40,every=8,sinks=2,recent=8,pinned=0,heads=all"):
+            policy = CachePolicy.from_text(text).fitted(8)
+            assert isinstance(policy, TriAttention)
+            tokens, _ = greedy(policy, TOKENS[:100], 60)
+            (answer,) = engine.generate([TOKENS[:100]], max_tokens=60, ignore_eos=True, kv_compression=text)
+            assert list(answer.choices[0].token_ids) == tokens
+        for other in ("", ",heads=kv_head"):
+            text = f"triattention:budget=40,every=8,sinks=2,recent=8{other}"
+            with pytest.raises(RequestError, match=r"the engine was built for .*heads=all, which cannot run triattent"):
+                engine.generate([TOKENS[:100]], kv_compression=text)
 
 
 def test_triattention_needs_a_calibration_text(model: Path, tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -22,7 +24,16 @@ def complex_pairs(x: Tensor, half: int, interleaved: bool) -> Tensor:
     return torch.complex(*(each.double().contiguous() for each in pairs(x, half, interleaved)))
 
 
-def published(
+def published(queries: Tensor, plain: Tensor, *args: Any, **options: Any) -> Tensor:
+    """Scores of keys by KV head, [kv_heads, keys], as the authors' code computes them with `per_layer_perhead_pruning`.
+
+    The arguments are those of published_by_head.
+    """
+    scores = published_by_head(queries, plain, *args, **options)
+    return scores.view(plain.shape[1], -1, scores.shape[1]).amax(1)
+
+
+def published_by_head(
     queries: Tensor,
     plain: Tensor,
     positions: Tensor,
@@ -32,11 +43,10 @@ def published(
     scale: float = 1.0,
     interleaved: bool = False,
 ) -> Tensor:
-    """TriAttention's scores of keys by KV head, [kv_heads, keys], as its authors' code computes them.
+    """TriAttention's scores of keys by query head, [heads, keys], as its authors' code computes them.
 
-    With `normalize_scores` and `per_layer_perhead_pruning`, the mean over distances and the maximum over query heads.
-
-    Keys are turned back by their positions, and the difference of positions enters the phase.
+    With `normalize_scores` and the mean over distances. Keys are turned back by their positions, and the difference of
+    positions enters the phase.
 
     Args:
         queries: Of the calibration text before their rotation, [tokens, heads, channels].
@@ -61,8 +71,7 @@ def published(
         unturned = plain[:, head // group, rest].double() @ queries[:, head, rest].double().mean(0)
         found.append((by_distance + spread[:, None] + unturned[:, None]).mean(1))
     scores = torch.stack(found)
-    scores = (scores - scores.mean(1, keepdim=True)) / scores.std(1, unbiased=False, keepdim=True).clamp_min(1e-6)
-    return scores.view(plain.shape[1], group, -1).amax(1)
+    return (scores - scores.mean(1, keepdim=True)) / scores.std(1, unbiased=False, keepdim=True).clamp_min(1e-6)
 
 
 def means(queries: Tensor, half: int, *, scale: float = 1.0, interleaved: bool = False) -> Tensor:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from itertools import islice
+from typing import Any
 
 import pytest
 
-from llmc.program import CachePolicy, Cut, TriAttention
+from llmc.program import CachePolicy, ChoosingHeads, Cut, TriAttention
 
 PINNED = TriAttention(budget=16, every=16, recent=4, block=8)
 COUNTED = TriAttention(budget=48, every=16, recent=4, pinned=0, block=8)
@@ -33,11 +36,24 @@ def test_a_counted_prompt_is_cut_behind_its_end(prompt: int, ends: list[int]) ->
 
 
 def test_it_is_named_by_its_options() -> None:
-    text = "triattention:budget=64,every=32,sinks=0,block=8,recent=16,pinned=0"
+    text = "triattention:budget=64,every=32,sinks=0,block=8,recent=16,pinned=0,heads=kv_head"
     assert str(CachePolicy.from_text(text)) == text
     assert CachePolicy.from_text("triattention:budget=64") == TriAttention(budget=64)
+    for heads in ChoosingHeads:
+        policy = CachePolicy.from_text(f"triattention:budget=64,heads={heads}")
+        assert policy == TriAttention(budget=64, heads=heads)
+        assert policy.joins_layers == (heads in ("all", "kv_head"))
+
+
+@pytest.mark.parametrize("word", ["", "every", "3", "ALL"])
+def test_heads_are_words(word: str) -> None:
+    problem = f"'heads={word}' is not one of heads=all, heads=kv_head, heads=layer_kv_head"
+    with pytest.raises(ValueError, match=re.escape(problem)):
+        CachePolicy.from_text(f"triattention:budget=64,heads={word}")
 
 
 def test_requests_choose_what_is_no_part_of_the_graph() -> None:
     assert PINNED.runs(TriAttention(budget=64, every=8, recent=4, pinned=0))
-    assert not PINNED.runs(TriAttention(budget=64, recent=8)) and not PINNED.runs(TriAttention(budget=64, sinks=1))
+    others: tuple[dict[str, Any], ...] = ({"recent": 8}, {"sinks": 1}, {"heads": ChoosingHeads.ALL})
+    for other in others:
+        assert not PINNED.runs(replace(PINNED, **other))

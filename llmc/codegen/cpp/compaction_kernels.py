@@ -80,6 +80,16 @@ def expected() -> Kernel:
     return Kernel("score_expected", element_types, arguments, refusal)
 
 
+def joined() -> Kernel:
+    """The kernel of llmc::join_scores."""
+
+    def arguments(call: Call) -> Arguments:
+        more: Arguments = {"heads": call.shape("scores")[-1] // call.plain("longest")}
+        return named_arguments(call, function_name("join_scores", ()), {}, ("joined",), more)
+
+    return Kernel("join_scores", lambda call: (), arguments, lambda node, target: None)
+
+
 def sums_kept() -> Kernel:
     """The kernel of llmc::keep_sums."""
 

@@ -6,7 +6,16 @@ import torch
 
 import llmc.ops  # noqa: F401  (registers the ops that the table names)
 from llmc.codegen.cpp.cache_kernels import attended, caching, rotating
-from llmc.codegen.cpp.compaction_kernels import expected, moved, scored, standing_out, sums_kept, turned, updated
+from llmc.codegen.cpp.compaction_kernels import (
+    expected,
+    joined,
+    moved,
+    scored,
+    standing_out,
+    sums_kept,
+    turned,
+    updated,
+)
 from llmc.codegen.cpp.kernel import Kernel, by_name
 from llmc.codegen.cpp.more_arguments import adapted, choosing, of_requests, of_texts, pooled
 from llmc.codegen.cpp.products import lookup, of_heads, product, sent
@@ -71,6 +80,7 @@ KERNELS: dict[Any, Kernel] = {
     _llmc.last_uses.default: updated("last_uses"),
     _llmc.score_leverage.default: standing_out(),
     _llmc.score_expected.default: expected(),
+    _llmc.join_scores.default: joined(),
     _llmc.keep_sums.default: sums_kept(),
     _llmc.compact_kv.default: moved(),
     _llmc.turn_rows.default: turned(),

@@ -1,6 +1,6 @@
 """The record by which the pass `place_compaction` places the ops of a KV compression policy."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,8 +59,11 @@ class Placement:
         problem: why they cannot serve a layer, or None; it follows "layer N has".
         place: adds them to the graph, in front of the layer's `kv_write`, given the layer's further caches.
         add_caches: adds further caches for a layer.
+        place_joined: for policies whose layers choose rows together, adds the ops of all layers at once, in the place
+            of `place`.
     """
 
     problem: Callable[[Layer], str | None]
     place: Callable[[Layer, tuple[fx.Node, ...]], None]
     add_caches: Callable[[Layer], tuple[fx.Node, ...]] = lambda layer: ()
+    place_joined: Callable[[Sequence[Layer]], None] | None = None

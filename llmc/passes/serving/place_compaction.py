@@ -6,7 +6,7 @@
                                        kv_write(halves of q's heads, qc, qd, slot_mapping_g)
 for `snapkv`; every policy has a file in llmc/passes/compaction. A step with a `compaction` does what these ops say for
 one request, and nothing else; in all other steps they do nothing. The first rewrite adds that input; each attention is
-one more.
+one more, or all are a second one if their layers choose rows together.
 Must have: keys that are not part of latents; one rank and one stage; the further conditions of the policy's ops.
 Numerics: exact, since steps without a compaction compute what they did before.
 """
@@ -30,7 +30,7 @@ from llmc.passes.compaction.triattention import triattention
 from llmc.passes.compaction.updated import h2o, lru
 from llmc.passes.rewrite import GraphPass, Numerics
 from llmc.passes.rewrite_log import RewriteLog
-from llmc.program import COMPACTION, H2O, CachePolicy, Compactor, Lru, SnapKV, Streaming, TriAttention
+from llmc.program import COMPACTION, H2O, CachePolicy, Compactor, Lru, Scored, SnapKV, Streaming, TriAttention
 
 PLACEMENTS: Mapping[type[CachePolicy], Placement] = MappingProxyType(
     {Compactor: compactor, H2O: h2o, Lru: lru, SnapKV: snapkv, Streaming: streaming, TriAttention: triattention}
@@ -58,6 +58,10 @@ def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
     caches = [placement.add_caches(layer) for layer in layers]
     log.step(f"declare the compaction of {policy}", *graph.inputs())
     add_step_input(graph, COMPACTION, ("K",), torch.int32)
+    if placement.place_joined is not None and isinstance(policy, Scored) and policy.joins_layers:
+        log.step("choose rows of the caches of all layers together", *(layer.node for layer in layers))
+        placement.place_joined(layers)
+        return
     for layer, own in zip(layers, caches, strict=True):
         log.step(f"choose rows of the cache of {layer.node.name}", layer.node)
         placement.place(layer, own)

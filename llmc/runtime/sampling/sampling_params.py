@@ -72,7 +72,7 @@ class SamplingParams:
         length_penalty: The exponent of the length in beam search.
         early_stopping: Stop beam search when beam_width beams are complete.
         grammar: The output follows this grammar.
-        kv_compression: Policy for the request's KV cache, as NAME:OPTION=NUMBER,…, within the one that the engine was
+        kv_compression: Policy for the request's KV cache, as NAME:OPTION=VALUE,…, within the one that the engine was
             built for; None is the default of the load.
     """
 

@@ -9,6 +9,7 @@ import torch
 
 from llmc.codegen.triton.compile import Workers
 from llmc.codegen.triton.kernels.compaction.compact_kv import compact_kv
+from llmc.codegen.triton.kernels.compaction.join_scores import join_scores
 from llmc.codegen.triton.kernels.compaction.keep_sums import keep_sums
 from llmc.codegen.triton.kernels.compaction.last_uses import last_uses
 from llmc.codegen.triton.kernels.compaction.score_expected import score_expected
@@ -47,6 +48,7 @@ def test_rows_of_llama_3(
     inv_freq = meta(channels // 2, dtype=torch.float32)
     sketched = (queries, queries, cache, cache, sums, sums, numbers, meta(channels, SKETCH, dtype=torch.float32))
     turned = (inv_freq, False, format is not None, 0.1, None, 8, 4, channels, _LONGEST, format)
+    of_head = meta(1, _LONGEST, dtype=torch.float32)
     means = meta(32, channels + channels // 2, dtype=torch.float32)
     expected = (cache, numbers, means, inv_freq, False, format is not None, 4, 64, _LONGEST, format)
     kernels = [
@@ -55,6 +57,8 @@ def test_rows_of_llama_3(
         *node_kernels(last_uses, updated, target),
         *node_kernels(score_leverage, (*sketched, *turned), target),
         *node_kernels(score_expected, expected, target),
+        *node_kernels(join_scores, (scores, scores, numbers, _LONGEST, 8, False), target),
+        *node_kernels(join_scores, (scores, of_head, numbers, _LONGEST, 8, True), target),
         *node_kernels(compact_kv, (cache, cache, scores, numbers, channels, channels, 4, 64, format), target),
         *node_kernels(keep_sums, (sums, scores, numbers, 4, 64), target),
         *node_kernels(turn_rows, (cache, cache, numbers, inv_freq, False, 4, channels, channels, format), target),

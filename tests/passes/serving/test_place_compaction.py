@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch import fx
 
 from llmc.errors import OptionError
 from llmc.graph.execute import run_tokens
+from llmc.graph.interpreter import GraphInterpreter
+from llmc.graph.model_graph import ModelGraph
+from llmc.graph.ranks import weight_value
 from llmc.graph.render import render
+from llmc.ops.score_expected import score_expected
 from llmc.options import BuildOptions
 from llmc.passes.attention.calibrate_queries import calibrate_queries
 from llmc.passes.attention.compress_kv_cache import compress_kv_cache
 from llmc.passes.model_data import ModelData
-from llmc.passes.runner import run_pipeline
+from llmc.passes.runner import PipelineResult, run_pipeline
 from llmc.passes.serving.page_kv_cache import page_kv_cache
 from llmc.passes.serving.place_compaction import place_compaction
 from llmc.program import CachePolicy
-from tests.graph_builder import llama
+from tests.graph_builder import TensorSource, llama
 from tests.passes.pass_checks import histogram, rewrites, same_logits
 from tests.tiny_models import tiny_tokens
 
@@ -46,20 +53,59 @@ def test_places_the_ops_of_every_layer(policy: str, golden: Callable[[str, str],
     assert rewrites(run_pipeline(result.graph, (place_compaction,), options(policy)).records) == 0
 
 
-def test_scores_take_the_means_of_queries(tmp_path: Path, golden: Callable[[str, str], None]) -> None:
+def placed(graph: ModelGraph, source: TensorSource, folder: Path, heads: str, **changes: Any) -> PipelineResult:
+    """The graph with the ops of triattention, by heads that choose together."""
+    text = folder / "text.json"
+    text.write_text(json.dumps([token % 17 for token in tiny_tokens(600)]))
+    given = vars(options(f"{TRIATTENTION},heads={heads}")) | {"calibration": str(text), "calibration_length": 50}
+    return run_pipeline(graph, (calibrate_queries, *PASSES), BuildOptions(**given | changes), data=ModelData(source))
+
+
+@pytest.mark.parametrize(("heads", "count"), [("layer_kv_head", 3), ("kv_head", 2), ("all", 2)])
+def test_scores_take_the_means_of_queries(
+    heads: str, count: int, tmp_path: Path, golden: Callable[[str, str], None]
+) -> None:
     """The notes on queries end where scores read them; before, at every cut, the graph computes the same."""
     graph, source = llama(layers=2)
-    text = tmp_path / "text.json"
-    text.write_text(json.dumps([token % 17 for token in tiny_tokens(600)]))
-    given = vars(options(TRIATTENTION)) | {"calibration": str(text), "calibration_length": 50}
-    passes, data = (calibrate_queries, *PASSES), ModelData(source)
-    result = run_pipeline(graph, passes, BuildOptions(**given), data=data)
-    golden("passes/place_compaction_triattention.txt", render(result.graph))
+    result = placed(graph, source, tmp_path, heads)
+    golden(f"passes/place_compaction_triattention_{heads}.txt", render(result.graph))
     assert "llmc.query_means" not in histogram(result.graph)
-    for stop_after in range(1, 11):
-        cut = run_pipeline(graph, passes, BuildOptions(**given | {"stop_after": stop_after}), data=data).graph
+    assert rewrites(result.records[-1:]) == count
+    for stop_after in range(1, 8 + count):
+        cut = placed(graph, source, tmp_path, heads, stop_after=stop_after).graph
         torch.testing.assert_close(run_tokens(cut, source, TOKENS[:20]), run_tokens(graph, source, TOKENS[:20]))
-    assert rewrites(run_pipeline(result.graph, (place_compaction,), BuildOptions(**given), data=data).records) == 0
+    again = run_pipeline(result.graph, (place_compaction,), options(f"{TRIATTENTION},heads={heads}"))
+    assert rewrites(again.records) == 0
+
+
+@pytest.mark.parametrize("kv_heads", [{}, {0: 2}, {1: 2}, {2: 2}])
+def test_all_heads_keep_the_same_rows(kv_heads: dict[int, int], tmp_path: Path) -> None:
+    """In layers with other numbers of KV heads too. The rows that stay have the largest scores of all."""
+    graph, source = llama(layers=3, kv_heads=kv_heads)
+    result = placed(graph, source, tmp_path, "all").graph
+    generator, values = torch.Generator().manual_seed(3), dict[str, Any]()
+    for node in result.inputs():
+        if "cache" in node.meta:
+            values[node.name] = torch.randn(8, *node.meta["val"].shape[1:], generator=generator)
+    values |= {node.name: weight_value(result.weights[node.name], source, 1) for node in result.weight_nodes()}
+    values["compaction"] = torch.tensor([62, 32, 0, 62, 0, *range(8), *range(4)]).int()
+    keys = [values[f"kv_cache_{i}_k"].transpose(1, 2).flatten(0, 1) for i in range(3)]
+    before, largest = [k.clone() for k in keys], torch.full((62,), float("-inf"))
+    for node in result.graph.find_nodes(op="call_function", target=torch.ops.llmc.score_expected.default):
+        read: list[Any] = [values[each.name] if isinstance(each, fx.Node) else each for each in node.args]
+        largest = torch.maximum(largest, score_expected(*read).view(-1, 64)[:, :62].amax(0))
+    largest[-4:] = float("inf")
+    GraphInterpreter(result.graph).run_readers("compaction", values)
+    kept = largest.topk(32).indices.sort().values
+    for layer, own in enumerate(before):
+        after = values[f"kv_cache_{layer}_k"].transpose(1, 2).flatten(0, 1)
+        assert torch.equal(after[:32], own[kept])
+
+
+def test_kv_heads_without_one_in_each_layer_are_refused(tmp_path: Path) -> None:
+    problem = "layer 0 has another number of KV heads (1) than layer 1 (2), and heads=kv_head joins those of one index"
+    with pytest.raises(OptionError, match=re.escape(problem)):
+        placed(*llama(layers=2, kv_heads={1: 2}), tmp_path, "kv_head")
 
 
 def test_queries_without_means_are_refused() -> None:

@@ -11,6 +11,7 @@ from torch import Tensor, fx
 
 from llmc.codegen.triton.kernel import KernelTemplate
 from llmc.codegen.triton.kernels.compaction.compact_kv import compact_kv
+from llmc.codegen.triton.kernels.compaction.join_scores import join_scores
 from llmc.codegen.triton.kernels.compaction.keep_sums import keep_sums
 from llmc.codegen.triton.kernels.compaction.last_uses import last_uses
 from llmc.codegen.triton.kernels.compaction.score_expected import score_expected
@@ -174,6 +175,26 @@ def test_pinned_rows_score_infinity(device: str, pinned: int) -> None:
     check(score_expected, *arguments, device=device, tolerance=EXPECTED)
     scores = score_expected.op(*arguments).view(KV_HEADS, LONGEST)
     assert scores[:, :pinned].isinf().all() and not scores[:, pinned:].isinf().any()
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "across_heads"),
+    [(1, 1, True), (3, 1, True), (3, 5, True), (1, 1, False), (3, 3, False)],
+)
+@pytest.mark.parametrize(("longest", "rows"), [(1, 1), (61, 47), (300, 300)])
+def test_layers_join_their_scores(
+    device: str, longest: int, rows: int, heads: int, kv_heads: int, across_heads: bool
+) -> None:
+    """Of the first layer and of a later one, among them scores of pinned rows."""
+    generator = torch.Generator().manual_seed(longest)
+    scores = torch.randn(1, heads * longest, generator=generator)
+    before = torch.randn(1, (1 if across_heads else heads) * longest, generator=generator)
+    for each in (scores, before):
+        each.view(-1, longest)[:, : longest // 7] = float("inf")
+    compaction = torch.tensor([rows, 1, 0, rows, longest // 7]).int()
+    for others in (None, before):
+        options = (compaction, longest, kv_heads, across_heads)
+        check(join_scores, scores, others, *options, device=device, tolerance=0.0)
 
 
 def test_rows_that_score_infinity_stay(device: str) -> None:
