@@ -39,7 +39,7 @@ def on_ranks(tensors: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor | OnRa
     first, *others = tensors
     if not others:
         return dict(first)
-    return {name: OnRanks(tuple(each[name] for each in tensors)) for name in first}
+    return {name: OnRanks(tuple(shard[name] for shard in tensors)) for name in first}
 
 
 def first_rank(value: Any) -> Any:
@@ -53,7 +53,7 @@ def copied(value: Any) -> Any:
 
 def call(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The op's result; on each rank where an operand differs."""
-    ranks = {len(each.values) for each in tree_leaves((args, kwargs)) if isinstance(each, OnRanks)}
+    ranks = {len(leaf.values) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, OnRanks)}
     if not ranks:
         return target(*args, **kwargs)
     (count,) = ranks
