@@ -42,6 +42,6 @@ def check_build_inputs(passes: Sequence[Pass], options: BuildOptions) -> None:
         AdapterError: As for `check_named_inputs`.
     """
     check_named_inputs(passes, options)
-    running = {each.name for each in passes} - set(options.disable_passes)
+    running = {pass_.name for pass_ in passes} - set(options.disable_passes)
     if "check_quantizable" in running and needs_text(options):
         check_text_is_given(options)

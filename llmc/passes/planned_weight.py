@@ -121,7 +121,7 @@ def with_schemes(
     planned: Iterable[PlannedWeight[S]], schemes: Mapping[str, S] | Mapping[str, S | None]
 ) -> tuple[PlannedWeight[S], ...]:
     """A plan with these schemes, by module, instead of its schemes."""
-    return tuple(replace(each, scheme=schemes.get(each.module, each.scheme)) for each in planned)
+    return tuple(replace(plan, scheme=schemes.get(plan.module, plan.scheme)) for plan in planned)
 
 
 def why_not(planned: PlannedWeight[S], wanted: ModuleSchemes[S], left: str) -> str:

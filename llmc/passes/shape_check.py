@@ -52,7 +52,7 @@ class ShapeCheck:
     def _check(self, node: fx.Node) -> None:
         kept, made = node.meta.get("val"), self._graph.fakes.of(node)
         if made is not kept and not same_value(kept, made):
-            shown = ", ".join(describe(each.meta.get("val")) for each in node.all_input_nodes)
+            shown = ", ".join(describe(operand.meta.get("val")) for operand in node.all_input_nodes)
             raise PassError(
                 f"node {node.name}: {node.target} of ({shown}) is {describe(made)}, and the graph has it as "
                 f"{describe(kept)}",

@@ -40,13 +40,13 @@ def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
     """Try every attention, in order. An attention whose keys or values are not channels of a product is not a
     candidate."""
     for node in graph.graph.find_nodes(op="call_function", target=_ATTENTION):
-        found = _find(node)
-        if found is None:
+        site = _find(node)
+        if site is None:
             continue
         with log.refusing():
-            _check(graph, node, found, options)
-            log.step(f"{node.name} over {found.latent.name}", node, found.product)
-            _absorb(graph, node, found)
+            _check(graph, node, site, options)
+            log.step(f"{node.name} over {site.latent.name}", node, site.product)
+            _absorb(graph, node, site)
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,7 @@ def _check_options(graph: ModelGraph, product: fx.Node, options: BuildOptions) -
         rule = schemes.rule_for(module)
         if rule is not None and rule.scheme is not None:
             raise Refused(f"{option} names {module} by {rule.pattern!r}", product)
-    if any(module.endswith(each.name) for each in graph.adaptable):
+    if any(module.endswith(adaptable.name) for adaptable in graph.adaptable):
         raise Refused(f"adapters may change {module} while the engine runs", product)
 
 
@@ -208,7 +208,8 @@ def _recipe(graph: ModelGraph, weight: fx.Node) -> Recipe:
         raise Refused(f"{weight.name} is computed in the step, not a weight", weight)
     arguments = call_arguments(weight).values()
     return Derived(
-        record.overload, tuple(_recipe(graph, each) if isinstance(each, fx.Node) else each for each in arguments)
+        record.overload,
+        tuple(_recipe(graph, argument) if isinstance(argument, fx.Node) else argument for argument in arguments),
     )
 
 

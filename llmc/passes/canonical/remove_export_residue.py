@@ -91,7 +91,7 @@ def _expand(node: fx.Node) -> fx.Node | Call | None:
     before, after, sizes = shape_of(node.args[0]), shape_of(node), call_arguments(node)["size"]
     if same is not None or len(before) != len(after):
         return same
-    kept = [-1 if same_size(*each) else size for size, *each in zip(sizes, before, after, strict=True)]
+    kept = [-1 if same_size(*pair) else size for size, *pair in zip(sizes, before, after, strict=True)]
     counted = any(isinstance(size, fx.Node) and new == -1 for size, new in zip(sizes, kept, strict=True))
     return Call(aten.expand.default, (node.args[0], kept)) if counted else None
 

@@ -72,8 +72,8 @@ def _streams(node: Any) -> Streams | None:
 
 def _pointwise(node: fx.Node) -> Call | None:
     value = fake_of(node)
-    known = [found for found in map(_streams, node.args) if found is not None]
-    if not known or any(_dim_in(known[0], value) != _dim_in(each, value) for each in known):
+    known = [streams for streams in map(_streams, node.args) if streams is not None]
+    if not known or any(_dim_in(known[0], value) != _dim_in(streams, value) for streams in known):
         return None
     count, dim = len(known[0].parts), _dim_in(known[0], value)
     if value.shape[dim] != count:

@@ -42,13 +42,13 @@ def split_class(axes: AxesClass, ranks: int) -> Split | None:
     An axis of `shared` units has one unit for all elements of a rank, or whole units only: so query heads stay with
     the KV head that they read, and codes with their scale.
     """
-    found = [
+    splits = [
         split
         for unit in _units(axes)
         for split in (even_split(axes.size, ranks, unit), *_within(axes, unit, ranks))
         if split.length < axes.size and all(_keeps(split, per) for per in axes.shared)
     ]
-    return min(found, key=lambda split: (split.length, split.idle), default=None)
+    return min(splits, key=lambda split: (split.length, split.idle), default=None)
 
 
 def in_panels(axes: AxesClass, split: Split) -> Split | None:
@@ -64,7 +64,7 @@ def in_panels(axes: AxesClass, split: Split) -> Split | None:
 
 def most_ranks(classes: Collection[AxesClass], ranks: int) -> int:
     """The largest number of ranks, up to `ranks`, that each hold a part of every class."""
-    return next((n for n in range(ranks, 1, -1) if all(_is_for_all(split_class(each, n)) for each in classes)), 1)
+    return next((n for n in range(ranks, 1, -1) if all(_is_for_all(split_class(axes, n)) for axes in classes)), 1)
 
 
 def even_split(size: int, ranks: int, unit: int = 1) -> Split:

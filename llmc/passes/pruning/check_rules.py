@@ -30,8 +30,8 @@ def check_rules(graph: ModelGraph, pruning: Pruning, classes: Sequence[InnerAxes
     for rule in pruning.rules:
         if rule.scheme is None or any(map(rule.matches, gone)):
             continue
-        own = [each for each in classes if pruning.rule_for(each.modules) is rule]
-        if not any(units_that_go(each, pruning) for each in own):
+        own = [axes for axes in classes if pruning.rule_for(axes.modules) is rule]
+        if not any(units_that_go(axes, pruning) for axes in own):
             raise _nothing(rule, rule.scheme, own)
 
 

@@ -45,20 +45,20 @@ def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog, data: ModelDa
         return
     apart = separate(graph, log)
     remove_dead_code(graph)
-    found, refusals = list[ValuePath](), list[Refusal]()
-    for each in value_paths(graph):
-        refusal = each if isinstance(each, Refusal) else _refusal(each, pruning)
+    paths, refusals = list[ValuePath](), list[Refusal]()
+    for candidate in value_paths(graph):
+        refusal = candidate if isinstance(candidate, Refusal) else _refusal(candidate, pruning)
         if refusal is not None:
             refusals.append(refusal)
             log.refuse(refusal)
-        elif isinstance(each, ValuePath):
-            found.append(each)
-    if not found:
+        elif isinstance(candidate, ValuePath):
+            paths.append(candidate)
+    if not paths:
         raise _nothing(graph, pruning, refusals)
     stream = Stream(graph, data.source, calibration_sequences(graph, options, data))
-    bases = _bases(stream, found)
+    bases = _bases(stream, paths)
     ranks = value_ranks(pruning, [energies for energies, _ in bases])
-    for path, (energies, basis), rank in zip(found, bases, ranks, strict=True):
+    for path, (energies, basis), rank in zip(paths, bases, ranks, strict=True):
         kept = float(energies[:, :rank].sum() / energies.sum().clamp_min(1e-300))
         log.step(f"{rank} of {path.channels} value channels of {path.modules[0]}: {kept:.2%} of energy", path.made)
         before, channels = _parameters(path), path.channels
@@ -67,7 +67,7 @@ def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog, data: ModelDa
         part = PrunedPart(path.modules[0], "values", gone, channels, error, before, _parameters(path))
         graph.pruned = (*graph.pruned, part)
     for linears in apart:
-        log.step("one product again: " + " + ".join(each.name for each in linears), *linears)
+        log.step("one product again: " + " + ".join(linear.name for linear in linears), *linears)
         merge_products(graph, linears)
     check_plans(graph, options)
 

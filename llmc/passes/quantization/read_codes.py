@@ -118,7 +118,7 @@ def _change_input(
     be merged."""
     x = call_arguments(product)["x"]
     scale = source.input_scale(stored.name)
-    marks = b"".join(b"" if each is None else each.numpy().tobytes() for each in (order, scale))
+    marks = b"".join(b"" if tensor is None else tensor.numpy().tobytes() for tensor in (order, scale))
     key = (x, stored.activation, stored.token_group, marks)
     if key not in inputs:
         changed = x

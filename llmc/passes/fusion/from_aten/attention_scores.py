@@ -59,17 +59,17 @@ def read_scores(softmax: fx.Node, graph: ModelGraph) -> Scores:
     start: Any = softmax.args[0]
     product, chain = _chain(start, softmax)
     in_chain = {product, *chain}
-    known = list(dict.fromkeys(n for each in chain for n in each.all_input_nodes if n not in in_chain))
+    known = list(dict.fromkeys(n for link in chain for n in link.all_input_nodes if n not in in_chain))
     if not known:
         raise Refused("the attention is not causal: its scores are not masked", softmax)
-    found: Scores | None = None
+    scores: Scores | None = None
     for length in lengths_to_look_at(known, graph):
         values = {node: mask_value(node, graph, length) for node in known}
         heads = max((head_count(value) for value in values.values()), default=1)
         lines = (_line_of_head(start, product, chain, values, head) for head in range(heads))
-        found = _scores(product, lines, length, softmax)
-    assert found is not None
-    return found
+        scores = _scores(product, lines, length, softmax)
+    assert scores is not None
+    return scores
 
 
 def _chain(start: fx.Node, softmax: fx.Node) -> tuple[fx.Node, list[fx.Node]]:

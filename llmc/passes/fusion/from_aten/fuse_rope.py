@@ -60,7 +60,7 @@ def rotate_pairs(
 ) -> Any:
     """GPT-J's and Cohere's, of neighbouring channels."""
     pairs = (aten.reshape.default(aten.stack.default([half, half], -1), width) for half in (cos, sin))
-    cos, sin = (aten._to_copy.default(each, dtype=dtype) for each in pairs)
+    cos, sin = (aten._to_copy.default(table, dtype=dtype) for table in pairs)
     odd = aten.neg.default(aten.slice.Tensor(x, -1, 1, end, 2))
     turned = aten.reshape.default(aten.stack.default([odd, aten.slice.Tensor(x, -1, 0, last, 2)], -1), flat)
     return _with_turned(x, turned, cos, sin, axis, wide)
