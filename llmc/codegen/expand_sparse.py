@@ -21,13 +21,13 @@ SPARSE = frozenset({_llmc.sparse_bitmask.default, _llmc.sparse_codes.default})
 
 def expand_sparse(graph: ModelGraph, reason: Callable[[fx.Node], str | None]) -> ModelGraph:
     """The graph with every sparse weight dense that `reason` has a reason for, which graph.sparse then says."""
-    found = {node.name: why for node in graph.graph.nodes if node.target in SPARSE and (why := reason(node))}
-    if not found:
+    reasons = {node.name: why for node in graph.graph.nodes if node.target in SPARSE and (why := reason(node))}
+    if not reasons:
         return graph
     graph = graph.copy()
     for node in list(graph.graph.nodes):
-        if node.name in found:
-            _note(graph, node, found[node.name])
+        if node.name in reasons:
+            _note(graph, node, reasons[node.name])
             _expand(graph, node)
     return graph
 

@@ -104,8 +104,8 @@ def row_count(shape: tuple[Dim, ...]) -> RowCount:
 
 def views_of(node: fx.Node, views: Views) -> tuple[View, ...]:
     """The views of a node's results, or of a claimed node's inputs; empty for a node without a value."""
-    found = views.get(node, ())
-    return (found,) if isinstance(found, View) else found
+    entry = views.get(node, ())
+    return (entry,) if isinstance(entry, View) else entry
 
 
 def view_of(node: fx.Node, views: Views) -> View:

@@ -84,8 +84,8 @@ class BuildObserver:
 
     def __call__(self, record: PassRecord, graph: ModelGraph) -> None:
         """Record what a pass did."""
-        for each in (self._graphs, self._coverage, self._placements):
-            each(record, graph)
+        for observer in (self._graphs, self._coverage, self._placements):
+            observer(record, graph)
 
     def record(self, passes: tuple[PassRecord, ...]) -> BuildRecord:
         """The record of everything observed. passes: the records of all passes that ran."""

@@ -74,12 +74,12 @@ def read_contents(files: EngineFiles, manifest: Manifest, *stages: Program) -> E
 
 def read_graphs(files: EngineFiles) -> tuple[tuple[int, str, str], ...]:
     """The graphs that an engine keeps: the number and name of the pass that each came out of, and its text."""
-    found = []
+    graphs = []
     for file in files.below(GRAPHS):
         number, _, name = Path(file).stem.partition("-")
         if number.isdigit() and name:
-            found.append((int(number), name, files.text(file)))
-    return tuple(sorted(found))
+            graphs.append((int(number), name, files.text(file)))
+    return tuple(sorted(graphs))
 
 
 def read_provenance(files: EngineFiles) -> Provenance:

@@ -117,9 +117,9 @@ def refusal(node: fx.Node, target: CpuTarget) -> Refusal | None:
     given, result = arguments_of(node), node.meta["val"].dtype
     is_lookup = "x" not in given
     x = node if is_lookup else x_of(node)
-    what, dtype = "the result" if is_lookup else "x", x.meta["val"].dtype
+    operand, dtype = "the result" if is_lookup else "x", x.meta["val"].dtype
     if dtype not in (_TABLES if is_lookup else DTYPES):
-        return Refusal(f"{what} is {dtype}; kernels know float32 and bfloat16", node)
+        return Refusal(f"{operand} is {dtype}; kernels know float32 and bfloat16", node)
     if result not in (dtype, torch.float32) or (result is not dtype and node.target is not _LM_HEAD):
         return Refusal(f"the result is {result} but x is {dtype}; kernels know one type for both", node)
     for name, tensor in {"ids": given["ids"]}.items() if is_lookup else {"x": x, "weight": given["weight"]}.items():

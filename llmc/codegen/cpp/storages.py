@@ -188,11 +188,11 @@ def rows(reader: str, *parts: str) -> Storage:
 
     def where(call: Call) -> dict[str, Argument]:
         stored = stored_weight(call)
-        found: dict[str, Argument] = {"read": reader}
+        arguments: dict[str, Argument] = {"read": reader}
         for index, name in enumerate(parts):
             operand = stored.weight(name, Layout.ROWS)
-            found[f"part{index}"] = replace(operand, stride=stored.shape(name)[1])
-        return found
+            arguments[f"part{index}"] = replace(operand, stride=stored.shape(name)[1])
+        return arguments
 
     return Storage(
         "row_", lambda call, gated: where(call), lambda call: ("row_embedding", where(call)), lambda node, parts: None

@@ -57,7 +57,7 @@ class Calls:
         domain, _, kind = name.partition(".")
         tensors = dict(_tensors(node))
         attributes = [helper.make_attribute(name, *_attribute(value)) for name, value in _attributes(node, tensors)]
-        content = _function(node, tensors, [each.name for each in attributes], len(outputs))
+        content = _function(node, tensors, [attribute.name for attribute in attributes], len(outputs))
         content.domain, content.name = domain, kind
         overloads = self._made.setdefault((domain, kind), {})
         key = content.SerializeToString(deterministic=True)
@@ -66,7 +66,7 @@ class Calls:
             overloads[key] = content
         made = helper.make_node(
             kind,
-            [inputs[each] for each in tensors.values()],
+            [inputs[tensor] for tensor in tensors.values()],
             outputs,
             name=node.name,
             domain=domain,
@@ -90,7 +90,7 @@ def _tensors(node: fx.Node) -> Iterator[tuple[str, fx.Node]]:
         if isinstance(value, fx.Node):
             yield name, value
         elif isinstance(value, list | tuple):
-            yield from ((f"{name}_{i}", each) for i, each in enumerate(value) if isinstance(each, fx.Node))
+            yield from ((f"{name}_{i}", element) for i, element in enumerate(value) if isinstance(element, fx.Node))
 
 
 def _attributes(node: fx.Node, tensors: Mapping[str, fx.Node]) -> Iterator[tuple[str, Any]]:
@@ -100,7 +100,7 @@ def _attributes(node: fx.Node, tensors: Mapping[str, fx.Node]) -> Iterator[tuple
     for name, value in arguments.items():
         if name not in given or name in tensors or isinstance(value, torch.memory_format):
             continue
-        if isinstance(value, list | tuple) and (not value or not all(isinstance(each, int) for each in value)):
+        if isinstance(value, list | tuple) and (not value or not all(isinstance(element, int) for element in value)):
             yield name, [f"{name}_{i}" if isinstance(e, fx.Node) else _text(e) for i, e in enumerate(value)]
         else:
             yield name, value
@@ -124,7 +124,7 @@ def _text(value: Any) -> str:
 
 def _function(node: fx.Node, tensors: Mapping[str, fx.Node], attributes: list[str], results: int) -> onnx.FunctionProto:
     body = Body()
-    values = {name: Value(name, each.meta["val"], each.target in DECODED) for name, each in tensors.items()}
+    values = {name: Value(name, tensor.meta["val"], tensor.target in DECODED) for name, tensor in tensors.items()}
     try:
         outputs = _filled(body, node, values)
     except NotInOnnx as problem:
@@ -142,7 +142,7 @@ def _function(node: fx.Node, tensors: Mapping[str, fx.Node], attributes: list[st
 def _filled(body: Body, node: fx.Node, values: Mapping[str, Value]) -> tuple[str, ...]:
     """Runs the function; the names of its results."""
     if node.target in POINTWISE:
-        of_nodes = {each: values[name] for name, each in reversed(list(_tensors(node)))}
+        of_nodes = {tensor: values[name] for name, tensor in reversed(list(_tensors(node)))}
         return (pointwise(body, node, of_nodes),)
     if node.target in WITHOUT_FUNCTION:
         raise NotInOnnx(WITHOUT_FUNCTION[node.target])
@@ -164,9 +164,9 @@ def _filled(body: Body, node: fx.Node, values: Mapping[str, Value]) -> tuple[str
 def _wanted(function: Function, arguments: Mapping[str, Any]) -> list[str]:
     """Arguments of a function apart from the body: the parameters that it names and, if it has `**`, all tensors."""
     parameters = list(inspect.signature(function).parameters.values())[1:]
-    takes_tensors = any(each.kind is each.VAR_KEYWORD for each in parameters)
+    takes_tensors = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
     tensors = [name for name, value in arguments.items() if isinstance(value, Value)]
-    return [*(each.name for each in parameters), *(tensors if takes_tensors else ())]
+    return [*(parameter.name for parameter in parameters), *(tensors if takes_tensors else ())]
 
 
 def _valued(name: str, argument: Any, values: Mapping[str, Value]) -> Any:
@@ -179,7 +179,7 @@ def _valued(name: str, argument: Any, values: Mapping[str, Value]) -> Any:
 
 def _result(node: fx.Node) -> Value | list[Value]:
     value = node.meta["val"]
-    return [Value("", each) for each in value] if isinstance(value, list | tuple) else Value("", value)
+    return [Value("", element) for element in value] if isinstance(value, list | tuple) else Value("", value)
 
 
 def _default(target: Any, name: str) -> Any:

@@ -51,7 +51,7 @@ class CodedProduct:
 def coded_products(graph: ModelGraph) -> tuple[CodedProduct, ...]:
     """The products that MatMulNBits can say."""
     nodes = (node for node in graph.graph.nodes if node.target in _PRODUCTS)
-    return tuple(found for node in nodes if (found := _coded_product(node)) is not None)
+    return tuple(product for node in nodes if (product := _coded_product(node)) is not None)
 
 
 def _coded_product(node: fx.Node) -> CodedProduct | None:
@@ -86,8 +86,8 @@ def packed_codes(codes: Tensor, bits: int) -> Tensor:
 def use_contrib_ops(model: onnx.ModelProto, graph: ModelGraph) -> None:
     """Put onnxruntime's operators in the place of calls. The initializers of codes are packed already."""
     products = coded_products(graph)
-    gone = {each.dequantize.name for each in products}
-    placed: dict[str, onnx.NodeProto] = {each.product.name: _matmul_nbits(each) for each in products}
+    gone = {coded.dequantize.name for coded in products}
+    placed: dict[str, onnx.NodeProto] = {coded.product.name: _matmul_nbits(coded) for coded in products}
     for norm, total in _norms_of_sums(graph):
         gone.add(norm.name)
         placed[total.name] = _skip_norm(norm, total)
@@ -95,10 +95,10 @@ def use_contrib_ops(model: onnx.ModelProto, graph: ModelGraph) -> None:
     del model.graph.node[:]
     model.graph.node.extend(nodes)
     by_name = {tensor.name: tensor for tensor in model.graph.initializer}
-    for each in products:
-        codes = by_name[each.parts[0].name]
+    for product in products:
+        codes = by_name[product.parts[0].name]
         rows, width = codes.dims
-        codes.dims[:] = [rows, width * 8 // (each.block * each.bits), each.block * each.bits // 8]
+        codes.dims[:] = [rows, width * 8 // (product.block * product.bits), product.block * product.bits // 8]
 
 
 def _matmul_nbits(product: CodedProduct) -> onnx.NodeProto:

@@ -62,8 +62,8 @@ class Body:
     def several(self, op: str, results: int, *inputs: Operand, **attributes: Any) -> tuple[str, ...]:
         """Add a node with `results` results."""
         outputs = tuple(self._name() for _ in range(results))
-        last = max((i for i, each in enumerate(inputs) if each is not None), default=-1)
-        given = [_input(each) for each in inputs[: last + 1]]
+        last = max((i for i, operand in enumerate(inputs) if operand is not None), default=-1)
+        given = [_input(operand) for operand in inputs[: last + 1]]
         self.nodes.append(helper.make_node(op, given, outputs, **attributes))
         return outputs
 
@@ -116,7 +116,7 @@ class Body:
 
     def slice(self, x: Operand, axis: int, start: int, end: int) -> str:
         """Select elements of an axis."""
-        return self("Slice", x, *(self.integers([each]) for each in (start, end, axis)))
+        return self("Slice", x, *(self.integers([bound]) for bound in (start, end, axis)))
 
     def sizes(self, sizes: Sequence[int | Value]) -> str:
         """An int64 vector of sizes, some of which may be known only when the graph runs."""

@@ -127,8 +127,8 @@ class OnnxBuilder:
         place_weights(
             model,
             {
-                slot.name: Place(str(each.path.relative_to(writer.path)), each.begin, each.end - each.begin)
-                for slot, each in zip(program.weights, stored, strict=True)
+                slot.name: Place(str(tensor.path.relative_to(writer.path)), tensor.begin, tensor.end - tensor.begin)
+                for slot, tensor in zip(program.weights, stored, strict=True)
             },
         )
         with stages("model"):

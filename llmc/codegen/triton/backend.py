@@ -66,7 +66,9 @@ class TritonBackend:
         return template.in_place if template is not None else ()
 
     def calls(self, node: fx.Node, call: Call) -> tuple[tuple[KernelCall, ...], ...]:
-        candidates = [each for c in KERNELS[node.target].candidates(call, self._target) for each in _of_counts(c)]
+        candidates = [
+            candidate for c in KERNELS[node.target].candidates(call, self._target) for candidate in _of_counts(c)
+        ]
         return tuple(
             self._group(first, only, tuple(self._group(other, only, ()) for other in others))
             for first, only, others in alternatives(candidates)
@@ -99,7 +101,7 @@ class TritonBackend:
     def _group(
         self, launch: DeviceLaunch, only: RowRange | None, others: tuple[tuple[KernelCall, ...], ...]
     ) -> tuple[KernelCall, ...]:
-        first, *rest = (self.call(each, only) for each in (launch, *launch.then))
+        first, *rest = (self.call(part, only) for part in (launch, *launch.then))
         return replace(first, others=others), *rest
 
     def call(self, launch: DeviceLaunch, only: RowRange | None) -> KernelCall:
@@ -177,4 +179,4 @@ def _counted(launch: DeviceLaunch) -> RowCount:
 
 def _values(launch: DeviceLaunch) -> list[Argument]:
     """The arguments of the launch and of the launches that follow it."""
-    return [value for each in (launch, *launch.then) for value in each.arguments.values()]
+    return [value for part in (launch, *launch.then) for value in part.arguments.values()]

@@ -68,8 +68,8 @@ def _planes(unsigned: Tensor, bits: int) -> Tensor:
 def _plane(runs: Tensor, bits: int) -> Tensor:
     """Bytes [out, …] of the low bits of codes [out, runs, 2, 16]."""
     shifts = torch.arange(0, 8, bits, dtype=torch.uint8, device=runs.device).view(2, -1, 1)
-    each = (runs & ((1 << bits) - 1)).unflatten(-1, (shifts.shape[1], -1))
-    packed: Tensor = (each << shifts).sum((2, 3), dtype=torch.uint8)
+    fields = (runs & ((1 << bits) - 1)).unflatten(-1, (shifts.shape[1], -1))
+    packed: Tensor = (fields << shifts).sum((2, 3), dtype=torch.uint8)
     return packed.flatten(1)
 
 

@@ -128,7 +128,7 @@ def _best(launch: Launch, kernel: Unspecialized, tail: "_Tail") -> DeviceLaunch 
     chunks = -(-outputs // (block * blocks))
     kept = ("IN", "OUT", "OUT_BLOCK", "IN_BLOCK", *(("TOKENS", "AHEAD") if is_gemv else ("TOKEN_BLOCK",)))
     own = {name: constants[name] for name in kept} | {"CHUNKS": chunks}
-    found: dict[str, Argument] = {
+    scratch: dict[str, Argument] = {
         "maxima_ptr": tail.buffer("maxima", chunks, torch.float32).pointer,
         "places_ptr": tail.buffer("places", chunks, torch.int32).pointer,
     }
@@ -138,12 +138,12 @@ def _best(launch: Launch, kernel: Unspecialized, tail: "_Tail") -> DeviceLaunch 
     into = {**rows("tokens", _output("tokens").rows), **rows("scores", _output("scores").rows)}
     return DeviceLaunch(
         best_gemv_kernel if is_gemv else best_narrow_kernel,
-        {**arguments, **found},
+        {**arguments, **scratch},
         own | ({"BLOCKS": blocks} if is_gemv else {}),
         (str(chunks),) if is_gemv else (str(chunks), launch.grid[1]),
         kernel.num_warps,
         kernel.num_stages,
-        then=(join_launch(found, into, chunks, count),),
+        then=(join_launch(scratch, into, chunks, count),),
         seconds=launch.seconds,
     )
 
@@ -210,8 +210,8 @@ class _Tail:
         unless: tuple[str, ...] = (),
     ) -> None:
         """Append a launch and those that follow it."""
-        for index, each in enumerate((launch, *launch.then)):
-            call, is_first = self._backend.call(each, only), index == 0
+        for index, part in enumerate((launch, *launch.then)):
+            call, is_first = self._backend.call(part, only), index == 0
             bytes_moved, seconds = (self._bytes(launch), launch.seconds) if is_first else ("0", None)
             origin = Origin((f"choose_{wanted[0].value}",), None, None)
             function = call.kernel, call.family, call.dtypes, call.arguments

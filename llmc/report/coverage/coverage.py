@@ -65,10 +65,10 @@ class Coverage:
 
 def check_complete(coverage: Sequence[Coverage]) -> None:
     """Raise PassError naming everything that was not reached, with the refusals: what the option strict asks for."""
-    short = [each for each in coverage if each.short]
+    short = [partial for partial in coverage if partial.short]
     if not short:
         return
-    summary = "; ".join(f"{each} ({'; '.join(each.reasons(each.short[0]))})" for each in short)
+    summary = "; ".join(f"{partial} ({'; '.join(partial.reasons(partial.short[0]))})" for partial in short)
     first = short[0].short[0]
     sources = (*(r.source for r in first.refusals), first.source)
     raise PassError(

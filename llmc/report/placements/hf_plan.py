@@ -68,7 +68,7 @@ def agreement(weights: Iterable[PlacedWeight], plan: Mapping[str, str]) -> tuple
     """Matrices, and those that both cut alike."""
     matrices = [weight for weight in weights if len(weight.shape) > 1]
     same = [weight for weight in matrices if beside(weight, plan) == "same"]
-    return sum(each.count for each in matrices), sum(each.count for each in same)
+    return sum(matrix.count for matrix in matrices), sum(agreeing.count for agreeing in same)
 
 
 def _is_even(weight: PlacedWeight) -> bool:

@@ -96,7 +96,7 @@ def scan(b: Body, sequences: Sequences, rule: Rule, inputs: Sequence[str], axes:
         kinds["is_row"] = TensorProto.BOOL
         given.append(sequences.is_row)
     body = inner.graph("token", kinds, {after: TensorProto.FLOAT, inner("Identity", y): TensorProto.FLOAT})
-    state, found = b.several(
+    state, outputs = b.several(
         "Scan",
         2,
         sequences.before,
@@ -106,7 +106,7 @@ def scan(b: Body, sequences: Sequences, rule: Rule, inputs: Sequence[str], axes:
         scan_input_axes=[1] * len(given),
         scan_output_axes=[1],
     )
-    return sequences.results(found, state)
+    return sequences.results(outputs, state)
 
 
 def behind(b: Body, sequences: Sequences, rows: str, count: int) -> str:
