@@ -49,9 +49,11 @@ class Completer:
         with as_llmc_error():
             requests = self._requests(prompts, params, adapter)
             completions = []
-            for request, (answer, found) in zip(requests, self._answers(requests, progress), strict=True):
+            for request, (answer, cached_tokens) in zip(requests, self._answers(requests, progress), strict=True):
                 choices = tuple(self._choice(result, request.params) for result in answer.results)
-                completions.append(Completion(choices, len(request.prompt_token_ids), found, answer.prompt_logprobs))
+                completions.append(
+                    Completion(choices, len(request.prompt_token_ids), cached_tokens, answer.prompt_logprobs)
+                )
             return completions
 
     def rows(self, texts: Sequence[Sequence[int]], progress: Progress, adapter: str | None = None) -> list[Row]:
@@ -65,8 +67,8 @@ class Completer:
         """Yield all requests' answers, and the number of tokens of each that were found in a cache."""
         cached = [None if self.cache is None else self.cache.get(request) for request in requests]
         jobs = [None if a else self._job(i, r) for i, (r, a) in enumerate(zip(requests, cached, strict=True))]
-        with telling(progress, len(jobs)) as told:
-            self._run([job for job in jobs if job is not None], told)
+        with telling(progress, len(jobs)) as advance:
+            self._run([job for job in jobs if job is not None], advance)
         for index, (request, answer, job) in enumerate(zip(requests, cached, jobs, strict=True)):
             if answer is None:
                 assert job is not None

@@ -237,7 +237,7 @@ class Engine(TextGenerator):
         """
         check_task(self.info.head, wants_row=False)
         given, is_one = as_list(tokens)
-        sequences = [ids_of(each, self._tokenizer) for each in given]
+        sequences = [ids_of(ids, self._tokenizer) for ids in given]
         for index, sequence in enumerate(sequences):
             check_length(f"prompt {index}", sequence, self.limits.max_model_len, "")
             check_ids(f"prompt {index}", sequence, self.info.vocab_size)

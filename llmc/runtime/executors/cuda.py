@@ -207,18 +207,20 @@ class CudaExecutor:
         caches = self._whole_blocks(group)
         with torch.cuda.device(self._device):
             places = torch.tensor(list(blocks), device=self._device)
-            found = torch.empty(len(blocks), sum(each.shape[1] for each in caches), dtype=torch.uint8, pin_memory=True)
+            staged = torch.empty(
+                len(blocks), sum(memory.shape[1] for memory in caches), dtype=torch.uint8, pin_memory=True
+            )
             begin = 0
             for cache in caches:
                 end = begin + cache.shape[1]
-                found[:, begin:end].copy_(cache.index_select(0, places), non_blocking=True)
+                staged[:, begin:end].copy_(cache.index_select(0, places), non_blocking=True)
                 begin = end
             copied = torch.cuda.Event()
             copied.record()
 
         def wait() -> Bytes:
             copied.synchronize()
-            octets: Bytes = found.numpy()
+            octets: Bytes = staged.numpy()
             return octets
 
         return wait

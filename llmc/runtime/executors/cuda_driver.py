@@ -82,8 +82,8 @@ def load_kernel(binary: DeviceBinary, directory: Path) -> LoadedKernel:
     (function,) = check(cuda.cuModuleGetFunction(module, binary.entry.encode()), f"find {binary.entry}", path)
     if binary.shared_bytes > _PLAIN_SHARED_BYTES:
         attribute = cuda.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-        what = f"give {binary.entry} {binary.shared_bytes} bytes of shared memory"
-        check(cuda.cuFuncSetAttribute(function, attribute, binary.shared_bytes), what, path)
+        action = f"give {binary.entry} {binary.shared_bytes} bytes of shared memory"
+        check(cuda.cuFuncSetAttribute(function, attribute, binary.shared_bytes), action, path)
     return LoadedKernel(cuda, module, function, binary)
 
 

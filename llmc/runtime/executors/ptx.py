@@ -182,7 +182,7 @@ class PtxExecutor(HostLaunches):
         nbytes = memory_bytes(self.program.ranks)
         return [
             Buffer(f"rank {rank}'s memory", address, _at(address, nbytes))
-            for rank, address in enumerate(int(each) for each in table[1:])
+            for rank, address in enumerate(int(entry) for entry in table[1:])
         ]
 
     def _code(self, name: str) -> Code:

@@ -42,9 +42,9 @@ def check_task(head: Head | None, *, wants_row: bool) -> None:
         Task.EMBED: "vectors of texts (embed, or POST /v1/embeddings)",
         Task.SCORE: "scores of texts (score, or POST /v1/rerank)",
     }
-    what = given.get(head.task, "labels of texts (classify, or POST /v1/classify)")
+    output = given.get(head.task, "labels of texts (classify, or POST /v1/classify)")
     raise RequestError(
-        f"the engine returns {what} and generates no text",
+        f"the engine returns {output} and generates no text",
         fix="to generate, build an engine with task=generate (--task) of a model that is made for it",
     )
 

@@ -88,9 +88,9 @@ def params_of_each(
             f"{count} prompts came with {len(params)} sampling parameters",
             fix="give one SamplingParams for all prompts, or one for each",
         )
-    for each in params:
-        if not isinstance(each, SamplingParams):
-            raise _no_params(each)
+    for param in params:
+        if not isinstance(param, SamplingParams):
+            raise _no_params(param)
     return list(params)
 
 

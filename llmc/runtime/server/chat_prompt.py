@@ -34,14 +34,14 @@ async def chat_prompt(
 def checked_message(message: Message) -> dict[str, Any]:
     """A message in OpenAI's form with its content as one text. 400 for text that cannot be tokenized, and for a message
     without required content."""
-    found = message.model_dump(exclude_none=True)
+    checked = message.model_dump(exclude_none=True)
     for text in (message.text(), message.reasoning, message.reasoning_content):
         if text is not None:
             check_text(text, "messages")
-    found |= {"content": message.text()}
-    if says_nothing(found):
+    checked |= {"content": message.text()}
+    if says_nothing(checked):
         raise bad_request(f"a message of the role {message.role!r} has no content", "messages")
-    return found
+    return checked
 
 
 def template_variables(body: ChatRequest) -> dict[str, Any]:

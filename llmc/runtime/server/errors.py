@@ -86,20 +86,20 @@ def answer_to(scope: Scope, error: Exception) -> ApiError:
     """
     traceback: BaseException | None = None
     if isinstance(error, ApiError):
-        found = error
+        answer = error
     elif isinstance(error, LlmcError):
-        found, traceback = of_llmc_error(error), error.__cause__
+        answer, traceback = of_llmc_error(error), error.__cause__
     else:
-        found, traceback = ApiError(500, "the server failed; its log says why"), error
-    if found.status != 500:
-        return found
+        answer, traceback = ApiError(500, "the server failed; its log says why"), error
+    if answer.status != 500:
+        return answer
     identity = request_id(scope)
     asked = f"{scope['method']} {scope['path']!r:.200}"
     reason = words_of(error, 1000)
     if not isinstance(error, LlmcError):
         reason = f"{type(error).__name__}: {reason}"
     _log.error("request %s, %s: 500: %s", identity, asked, reason, exc_info=traceback)
-    return ApiError(500, f"{found.message} (request {identity})", param=found.param, code=found.code)
+    return ApiError(500, f"{answer.message} (request {identity})", param=answer.param, code=answer.code)
 
 
 def error_events(error: ApiError) -> bytes:

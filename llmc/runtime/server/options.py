@@ -106,7 +106,7 @@ class ServeOptions:
         for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "kv_cache_memory_bytes", "max_waiting"):
             value = getattr(self, name)
             self._check(name, value is None or value >= 1, "1 or more")
-        named = all(all(part.strip() for part in each.partition("=")) for each in self.lora_modules)
+        named = all(all(part.strip() for part in module.partition("=")) for module in self.lora_modules)
         self._check("lora_modules", named, "NAME=DIRECTORY")
         self._check("api_keys", all(self.api_keys), "keys that are not empty")
         self._check("served_model_name", all(self.served_model_name), "names that are not empty")
@@ -118,7 +118,7 @@ class ServeOptions:
     @property
     def adapters(self) -> tuple[tuple[str, Path], ...]:
         """The names and directories in lora_modules."""
-        return tuple((name, Path(path)) for name, _, path in (each.partition("=") for each in self.lora_modules))
+        return tuple((name, Path(path)) for name, _, path in (module.partition("=") for module in self.lora_modules))
 
     def _check(self, name: str, holds: bool, allowed: str) -> None:
         if not holds:

@@ -62,11 +62,11 @@ class DraftGains:
 
     def tokens(self, asked: int) -> float:
         """Return the expected number of tokens per request and step."""
-        found = path = 1.0
+        expected = path = 1.0
         for index, share in enumerate(self._levels(asked)):
             path *= self._share_true(index)
-            found += path * share
-        return found
+            expected += path * share
+        return expected
 
     def depth(self, asked: int) -> float:
         """The depth of a draft for a request, to which the time of making it is proportional."""

@@ -66,7 +66,7 @@ class Gate:
 
     def _best_count(self, requests: int, most: int) -> int:
         best, speed = 0, self._speed(requests, 0) * _LEAST_GAIN
-        for count in (*(each for each in _COUNTS if each < most), *([most] if most else [])):
+        for count in (*(smaller for smaller in _COUNTS if smaller < most), *([most] if most else [])):
             faster = self._speed(requests, count)
             if faster > speed:
                 best, speed = count, faster

@@ -87,11 +87,11 @@ class HiddenRows:
         last = self._last.get(blocks[index]) if index < len(blocks) else None
         if last is None or not last.start <= inside < last.end:
             return None
-        here = last.hidden[inside - last.start :][: end - start]
-        if start + len(here) == end:
-            return here
-        rest = self._pending_from(request, start + len(here), end)
-        return None if rest is None else np.concatenate((here, rest))
+        head = last.hidden[inside - last.start :][: end - start]
+        if start + len(head) == end:
+            return head
+        rest = self._pending_from(request, start + len(head), end)
+        return None if rest is None else np.concatenate((head, rest))
 
     def _pending_from(self, request: Request, start: int, end: int) -> Hidden | None:
         pending = self._pending.get(request)

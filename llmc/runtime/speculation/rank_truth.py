@@ -22,8 +22,8 @@ class RankTruth:
         and below."""
         depths, ranks = said.shape
         places = slice(depth, depth + depths), slice(ranks)
-        found: Shares = np.minimum(said * (self._true[places] / self._expected[places]), 1.0)
-        return found
+        shares: Shares = np.minimum(said * (self._true[places] / self._expected[places]), 1.0)
+        return shares
 
     def note(self, said: Shares, is_true: npt.NDArray[np.bool_], depth: int = 0) -> None:
         """Record the outcome of candidates whose predecessors were accepted: [depths, ranks] each."""

@@ -94,14 +94,14 @@ def answer(program: Programs, question: dict[str, Any]) -> dict[str, Any]:
     try:
         if question["messages"] is None:
             return {
-                "lacks": [list(each.fit.lacks) for each in programs],
-                "describes_tools": [each.describes_tools for each in programs],
+                "lacks": [list(member.fit.lacks) for member in programs],
+                "describes_tools": [member.describes_tools for member in programs],
             }
         messages = normal_messages(question["messages"])
         asked = Question(
             messages, question["tools"], question["variables"], question["continue"], question["call_example"]
         )
-        chosen = next((each for each in programs if each.has_place_for(asked)), programs[0])
+        chosen = next((member for member in programs if member.has_place_for(asked)), programs[0])
         return {"prompt": chosen.prompt(asked), "warnings": chosen.warnings(asked)}
     except MemoryError:
         program.cache_clear()

@@ -140,7 +140,7 @@ async def _scores(
         of_queries, of_documents = computed.rows[: len(queries)], computed.rows[len(queries) :]
         return [similarity(head, of_queries[place(i)], row) for i, row in enumerate(of_documents)], computed
     tokenizer = model.engine.engine.tokenizer
-    readable = [readable_text(model, body, each) for each in queries]
+    readable = [readable_text(model, body, text) for text in queries]
     if isinstance(query, str):
         pairs = await read_texts(model, body, documents, tokenizer.pair_encoder(readable[0]))
     else:

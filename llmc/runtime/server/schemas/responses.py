@@ -93,11 +93,11 @@ class ResponsesRequest(Readable, TokenFields):
 
     @classmethod
     def readable(cls, body: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
-        found, told = functions_alone(body)
-        if isinstance(found.get("input"), list):
-            items, of_items = readable_items(found["input"])
-            found, told = {**found, "input": items}, [*told, *of_items]
-        return found, told
+        known, notes = functions_alone(body)
+        if isinstance(known.get("input"), list):
+            items, of_items = readable_items(known["input"])
+            known, notes = {**known, "input": items}, [*notes, *of_items]
+        return known, notes
 
     # Ignored, which the answer says.
     client_metadata: dict[str, Any] | None = None
