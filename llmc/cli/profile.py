@@ -99,13 +99,13 @@ def step_table(step: StepProfile, launches: tuple[Launch, ...]) -> FittingTable:
 
     totals: defaultdict[str, _Total] = defaultdict(_Total)
     values, every = step.shape.values(), _Total()
-    for each in step.launches:
-        launch = launches[each.launch]
+    for timing in step.launches:
+        launch = launches[timing.launch]
         moved, flops = (evaluate_expression(text, values) for text in (launch.bytes_moved, launch.flops))
         for total in (totals[kernel_class(launch)], every):
             total.launches += 1
-            total.measured += each.seconds
-            total.predicted += each.predicted
+            total.measured += timing.seconds
+            total.predicted += timing.predicted
             total.bytes += moved
             total.flops += flops
     title = f"{step.name}: {in_seconds(step.seconds)} measured (±{step.spread / 2:.0%}, median of {step.repeats})"

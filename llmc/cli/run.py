@@ -119,7 +119,7 @@ def answer(
         Console(stderr=True).print("[yellow]the model has no chat template: it is shown a plain transcript[/]")
     engine = conversation.engine
     before = [] if system is None else [{"role": "system", "content": system}]
-    ids = [conversation.token_ids([*before, {"role": "user", "content": each}]) for each in prompts]
+    ids = [conversation.token_ids([*before, {"role": "user", "content": prompt}]) for prompt in prompts]
     params = replace(params, stop=(*params.stop, *conversation.stops()))
     if len(prompts) == 1 and not json:
         return stream_one(engine, ids[0], "", params, adapter)

@@ -50,16 +50,16 @@ class TokenOptions:
     def values(self) -> dict[str, Any]:
         """The given parameters by name. Raises OptionError for a value that cannot be parsed."""
         given = ((field, getattr(self, field.name)) for field in fields(self))
-        found = {field.name: value for field, value in given if value != field.default and value != []}
-        ids = found.get("allowed_token_ids")
+        changed = {field.name: value for field, value in given if value != field.default and value != []}
+        ids = changed.get("allowed_token_ids")
         if ids is not None:
             try:
-                found["allowed_token_ids"] = tuple(int(each) for each in ids.split(","))
+                changed["allowed_token_ids"] = tuple(int(text) for text in ids.split(","))
             except ValueError:
                 raise OptionError(
                     f"token ids cannot be {ids!r}", at=f"--allowed-token-ids {ids}", fix="give numbers: 1,2,3"
                 ) from None
-        return found
+        return changed
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -45,7 +45,7 @@ def sparsity_table(weights: Sequence[SparseWeight], *, everything: bool = False)
 
 def pruning_table(parts: Sequence[PrunedPart], *, everything: bool = False) -> FittingTable:
     """Return a table of pruned parts: removed units, loss of the output, and remaining parameters."""
-    before, left = (sum(each) for each in zip(*((p.parameters, p.parameters_left) for p in parts), strict=True))
+    before, left = (sum(terms) for terms in zip(*((p.parameters, p.parameters_left) for p in parts), strict=True))
     columns = (Column("pruned"), *numeric("taken out", ("output error", 1), ("parameters", 2), "left"))
     table = FittingTable(f"pruned parts: {left / before:.1%} of {before / 1e6:.2f} M parameters left", columns)
     rows = []

@@ -40,11 +40,11 @@ def allowed_difference(manifest: Manifest, own: Comparison | None) -> Allowed:
 
 def lossy_budget(manifest: Manifest) -> tuple[str, float] | None:
     """The pass that rounds on purpose and may cost most of those that changed the engine, with its budget."""
-    known = {each.name: each for each in default()}
+    known = {pass_.name: pass_ for pass_ in default()}
     usual = BUDGETS[Numerics.LOSSY, NAMED_DTYPES[manifest.model.dtype]]
-    found = [
+    budgets = [
         (record.name, getattr(known[record.name], "budget", None) or usual)
         for record in manifest.passes
         if record.rewrites and record.name in known and known[record.name].numerics is Numerics.LOSSY
     ]
-    return max(found, key=lambda each: each[1], default=None)
+    return max(budgets, key=lambda each: each[1], default=None)

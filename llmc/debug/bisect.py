@@ -83,10 +83,10 @@ class Outline:
 
     def spans(self) -> tuple[tuple[str, int, int], ...]:
         """Return each pass that rewrote anything, with its first and last number."""
-        found: dict[str, tuple[int, int]] = {}
+        ranges: dict[str, tuple[int, int]] = {}
         for name, record in self.rewrites:
-            found[name] = (found.get(name, (record.number, 0))[0], record.number)
-        return tuple((name, first, last) for name, (first, last) in found.items())
+            ranges[name] = (ranges.get(name, (record.number, 0))[0], record.number)
+        return tuple((name, first, last) for name, (first, last) in ranges.items())
 
     def lossy(self, dtype: torch.dtype) -> tuple[tuple[int, float], ...]:
         """The first rewrite of each lossy pass, with its error budget."""

@@ -42,8 +42,8 @@ class Comparison:
 
 def compare(engine: LogitFunction, reference: LogitFunction, sequences: Sequence[Sequence[int]]) -> Comparison:
     """Run both over each sequence (at least two tokens each) and gather the differences, one sequence in memory."""
-    (found,) = compare_each([engine], reference, sequences)
-    return found
+    (comparison,) = compare_each([engine], reference, sequences)
+    return comparison
 
 
 def compare_each(

@@ -43,7 +43,7 @@ def explain_model(
     try:
         result = run_pipeline(captured.graph, passes, options, observe, data, essential=essential())
         if options.tensor_parallel_size > 1 or options.pipeline_parallel_size > 1:
-            stages = stage_ranks([sketch(each, options) for each in stage_graphs(result.graph)])
+            stages = stage_ranks([sketch(graph, options) for graph in stage_graphs(result.graph)])
             plan = hf_plan(captured.graph.info.family)
             ranks = RankExplanation(placed.placements or Placements(), stages, plan)
     except LlmcError as caught:

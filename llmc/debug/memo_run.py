@@ -96,7 +96,7 @@ class MemoRun:
         """The values of all nodes in each step. Raises PassError if a node fails to run."""
         steps = sequence_inputs(graph, self.tokens, chunk_sizes=self.chunks(graph), block_size=self.block_size)
         kept: dict[str, _Call] = {}
-        found: list[StepValues] = []
+        calls: list[StepValues] = []
         carried: dict[str, Value] = {}
         caches = {n.name for n in graph.inputs() if n.name.startswith(("kv_cache_", "state_"))}
         try:
@@ -104,12 +104,12 @@ class MemoRun:
                 before = {name: value_of(tensor) for name, tensor in inputs.items() if name not in carried} | carried
                 after = self._run(graph, before, kept)
                 carried = {name: after[name] for name in caches}
-                found.append(StepValues(before, after))
+                calls.append(StepValues(before, after))
         finally:
             self._memo = kept
             # Entries of an older graph may hold tensors that are no longer needed.
             self._known_recipes, self._recipe_keys = self._recipe_keys, {}
-        return found
+        return calls
 
     def _run(self, graph: ModelGraph, inputs: dict[str, Value], kept: dict[str, _Call]) -> dict[str, Value]:
         values: dict[fx.Node, Value] = {}
@@ -121,7 +121,7 @@ class MemoRun:
                     values[node] = inputs[node.name] if recipe is None else self._weight(recipe, graph.ranks)
                     constant |= set() if recipe is None else {node}
                 elif node.op == "call_function" and node.all_input_nodes and constant.issuperset(node.all_input_nodes):
-                    operands = {each: values[each] for each in node.all_input_nodes}
+                    operands = {operand: values[operand] for operand in node.all_input_nodes}
                     values[node] = Value(call_key(node, values), partial(_compute_constant, node, operands))
                     constant.add(node)
                 elif node.op == "call_function":

@@ -131,16 +131,16 @@ def _values(
         for index in written_arguments(node)
         if isinstance(argument := node.args[index], fx.Node)
     }
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for region in regions:
         for node in region.inputs():
-            if region.key(node) in found:
+            if region.key(node) in values:
                 continue
             if node.name in region.renewed:
-                found[region.key(node)] = _renewed(node, after, runner, source)
+                values[region.key(node)] = _renewed(node, after, runner, source)
             else:
-                found[node.name] = _value(node, after, step, node.name in written, runner, source)
-    return found
+                values[node.name] = _value(node, after, step, node.name in written, runner, source)
+    return values
 
 
 def _renewed(node: fx.Node, after: ModelGraph, runner: MemoRun, source: WeightSource) -> Any:

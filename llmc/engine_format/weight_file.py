@@ -79,10 +79,10 @@ def read_header(file: memoryview, path: Path) -> dict[str, StoredTensor]:
 def check_slot(slot: WeightSlot, stored: StoredTensor) -> None:
     """Raise EngineFormatError if the stored tensor is not what the program expects in that slot."""
     expected = (slot.dtype, _stored_shape(slot), slot.nbytes)
-    found = (stored.dtype, stored.shape, stored.end - stored.begin)
-    if expected != found or stored.begin % ALIGNMENT:
+    actual = (stored.dtype, stored.shape, stored.end - stored.begin)
+    if expected != actual or stored.begin % ALIGNMENT:
         raise EngineFormatError(
-            f"weight {slot.name!r} is {found[0]} {list(found[1])} in {found[2]} bytes at {stored.begin}, "
+            f"weight {slot.name!r} is {actual[0]} {list(actual[1])} in {actual[2]} bytes at {stored.begin}, "
             f"the program expects {expected[0]} {list(expected[1])} in {expected[2]} bytes",
             at=stored.path,
             fix=REBUILD,

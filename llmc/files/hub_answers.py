@@ -101,8 +101,8 @@ class HubAnswers:
             self._refuse(asked, f"is {_shown(described)}, not a JSON object that describes the model")
         commit = described.get("sha")
         if not isinstance(commit, str) or COMMIT.fullmatch(commit) is None:
-            told = "no commit" if commit is None else f"the commit {_shown(commit)}"
-            self._refuse(asked, f"names {told} (`sha`), where 40 hexadecimal digits are needed")
+            named = "no commit" if commit is None else f"the commit {_shown(commit)}"
+            self._refuse(asked, f"names {named} (`sha`), where 40 hexadecimal digits are needed")
         self.commit = commit
 
     def _check_listing(self, asked: str, entries: Any) -> None:

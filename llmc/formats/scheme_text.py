@@ -89,11 +89,11 @@ def _kind(word: str) -> str:
     if names_run(key):
         return "columns that share a float"
     pairs = (("sym", "asym"), ("static", "dynamic"), (_TOKEN_GROUP, _WHOLE_TOKENS, _PLAIN_TOKENS))
-    return next((each[0] for each in (*pairs, ("actorder", "noactorder")) if key in each), key)
+    return next((pair[0] for pair in (*pairs, ("actorder", "noactorder")) if key in pair), key)
 
 
 def _options(scheme: Scheme) -> tuple[str, ...]:
-    options = tuple(each for g in scheme.codes.granularities for each in (_GROUPS if g == "group" else (g,)))
+    options = tuple(word for g in scheme.codes.granularities for word in (_GROUPS if g == "group" else (g,)))
     options += (f"s256 (or another multiple of {RUN_UNIT})",) if scheme.codes.steps is not None else ()
     options += ("sym", "asym") if scheme.codes.integers is not None and not scheme.codes.is_blocked else ()
     options += ("static", "dynamic") if scheme.activation != "none" else ()

@@ -37,10 +37,10 @@ class Pool:
 
     def number(self, expression: Expression) -> int:
         """The index of an expression, added if it is new."""
-        found = self._numbers.setdefault(expression, len(self.expressions))
-        if found == len(self.expressions):
+        index = self._numbers.setdefault(expression, len(self.expressions))
+        if index == len(self.expressions):
             self.expressions.append(expression)
-        return found
+        return index
 
     def symbols(self, name: str, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> "SymbolicTensor":
         """A tensor of symbols name[i, j]."""
@@ -54,7 +54,7 @@ class Pool:
             return value.numbers
         elements = value.reshape(-1).tolist() if isinstance(value, Tensor) else [value]
         shape = value.shape if isinstance(value, Tensor) else ()
-        return torch.tensor([self.number(exact(each)) for each in elements], dtype=torch.int64).reshape(shape)
+        return torch.tensor([self.number(exact(element)) for element in elements], dtype=torch.int64).reshape(shape)
 
     def elements(self, value: Any) -> list[Expression]:
         """A tensor's elements in order."""
@@ -154,7 +154,7 @@ def _pointwise(pool: Pool, func: Any, args: Any, kwargs: Any) -> SymbolicTensor:
     made: dict[tuple[int, ...], int] = {}
     numbers = []
     for place in range(like.numel()):
-        key = tuple(each[place] for each in operands.values())
+        key = tuple(value[place] for value in operands.values())
         if key not in made:
             made[key] = emit(node, _Element(pool, dict(zip(operands, key, strict=True))))
         numbers.append(made[key])

@@ -32,7 +32,7 @@ class Metadata:
     def whole(self, key: str, default: int | None = None) -> int:
         """A whole number of at least zero; a list with a number per layer must have equal numbers."""
         value = self._found(key, default)
-        if isinstance(value, tuple) and value and all(each == value[0] for each in value):
+        if isinstance(value, tuple) and value and all(element == value[0] for element in value):
             value = value[0]
         if isinstance(value, tuple):
             raise self.error(key, value, "the same number for every layer")
@@ -62,7 +62,7 @@ class Metadata:
     def texts(self, key: str) -> tuple[str, ...]:
         """An array of them."""
         value = self._found(key, None)
-        if not isinstance(value, tuple) or not all(isinstance(each, str) for each in value):
+        if not isinstance(value, tuple) or not all(isinstance(element, str) for element in value):
             raise self.error(key, value, "texts")
         return value
 
@@ -70,7 +70,7 @@ class Metadata:
         """An array of them, finite."""
         value = self._found(key, None)
         if not isinstance(value, tuple) or not all(
-            isinstance(each, int | float) and math.isfinite(each) for each in value
+            isinstance(element, int | float) and math.isfinite(element) for element in value
         ):
             raise self.error(key, value, "numbers")
         return value

@@ -25,7 +25,7 @@ class RowModule(nn.Module):
     def __init__(self, model: Any, plan: HeadPlan) -> None:
         super().__init__()
         self.model = model
-        self.dense = nn.ModuleList(_dense(each, model) for each in plan.dense)
+        self.dense = nn.ModuleList(_dense(module, model) for module in plan.dense)
         self._pooling = plan.head.pooling
         self._embeds = plan.head.task is Task.EMBED
         self._separator = plan.separator

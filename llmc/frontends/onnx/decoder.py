@@ -56,9 +56,9 @@ class OnnxDecoder(nn.Module):
             torch._check(input_ids.shape[1] <= max(self._longest, EXAMPLE_TOKENS))
         values: dict[str, Value] = {**self._known}
         values |= {name: getattr(self.tensors, attribute) for name, attribute in self._names.items()}
-        for each in self._graph.inputs:
-            if each.name not in values:
-                values[each.name] = self._input(each.name, each.type, input_ids, positions)
+        for input_ in self._graph.inputs:
+            if input_.name not in values:
+                values[input_.name] = self._input(input_.name, input_.type, input_ids, positions)
         run = _Run(self._model, positions, self._dtypes)
         run.nodes(self._graph.nodes, values, self._model.opsets)
         logits = values[self._interface.logits]
@@ -119,11 +119,11 @@ class _Run:
             raise
         except Exception as error:  # Operators of damaged files meet torch in every wrong way; all of it is translated.
             raise call.refused(f"it does not fit its inputs: {_told(error)}", "export the model again") from error
-        found = made if isinstance(made, tuple) else (made,)
-        for value in found:
+        results = made if isinstance(made, tuple) else (made,)
+        for value in results:
             if isinstance(value, Tensor) and math.prod(n for n in value.shape if isinstance(n, int)) > _MOST_ELEMENTS:
                 raise call.refused(f"it makes {list(value.shape)}, more than a model does", "export the model again")
-        return found
+        return results
 
     def _function(self, function: OnnxFunction, call: Call) -> tuple[Value | None, ...]:
         given = dict(zip(function.inputs, call.inputs, strict=False))
@@ -138,7 +138,7 @@ class _Run:
         graph = call.node.attributes.get("then_branch" if condition else "else_branch")
         if not isinstance(graph, OnnxGraph):
             raise call.refused("it has no branches", "export the model again")
-        inner = {**values, **{name: constant(each) for name, each in graph.tensors.items()}}
+        inner = {**values, **{name: constant(tensor) for name, tensor in graph.tensors.items()}}
         self.nodes(graph.nodes, inner, opsets)
         return tuple(inner[value.name] for value in graph.outputs)
 
@@ -169,11 +169,11 @@ def _constant_of(call: Call) -> Value:
 
 def _with_attributes(node: OnnxNode, given: Mapping[str, Any]) -> OnnxNode:
     """A function's node with the attributes of the call."""
-    found = {
+    filled = {
         name: given.get(value.name) if isinstance(value, Reference) else value
         for name, value in node.attributes.items()
     }
-    return replace(node, attributes={name: value for name, value in found.items() if value is not None})
+    return replace(node, attributes={name: value for name, value in filled.items() if value is not None})
 
 
 def _told(error: Exception) -> str:

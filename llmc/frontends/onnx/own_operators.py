@@ -45,10 +45,10 @@ def own_operator(node: OnnxNode) -> OpOverload | None:
         return None
     name, _, overload = node.op_type.partition(".")
     packet = getattr(getattr(torch.ops, node.domain), name, None)
-    found = getattr(packet, overload or "default", None)
-    if found is _aten.clone.default:
+    op = getattr(packet, overload or "default", None)
+    if op is _aten.clone.default:
         return _aten.contiguous.default  # For which it stands where it does something: a view of it follows.
-    return found if found in _CAPTURED | legal_ops(Stage.CANONICAL) else None
+    return op if op in _CAPTURED | legal_ops(Stage.CANONICAL) else None
 
 
 def called(op: OpOverload, call: Call, inputs: Sequence[str]) -> Translated:
@@ -72,13 +72,13 @@ def called(op: OpOverload, call: Call, inputs: Sequence[str]) -> Translated:
 
 
 def _number(call: Call, index: int) -> Any:
-    found = call.value(index)
-    return found if isinstance(found, torch.Tensor) else found.reshape(-1)[0]
+    value = call.value(index)
+    return value if isinstance(value, torch.Tensor) else value.reshape(-1)[0]
 
 
 def _argument(value: Any, kind: Any, given: dict[str, Any]) -> Any:
     if isinstance(value, tuple):
-        return [_argument(each, None, given) for each in value]
+        return [_argument(element, None, given) for element in value]
     if isinstance(value, OnnxTensor):
         return constant(value).item()
     if not isinstance(value, str):

@@ -77,8 +77,8 @@ def _can_replace(node: fx.Node) -> bool:
         return False
     values: Any = fx.map_arg((node.args, dict(node.kwargs)), lambda each: each.meta["val"])
     with written.meta["val"].fake_mode:
-        found: FakeTensor = plain(*values[0], **values[1])
-    return bool(found.dtype == written.meta["val"].dtype)
+        result: FakeTensor = plain(*values[0], **values[1])
+    return bool(result.dtype == written.meta["val"].dtype)
 
 
 def _fills_slice(node: fx.Node) -> bool:
@@ -92,9 +92,9 @@ def _fills_slice(node: fx.Node) -> bool:
         return False
     seen = [user for user in base.users if user < node and _is_view(user)]
     return all(
-        user.target is aten.slice.Tensor and all(_writes(each, user) and each <= node for each in user.users)
+        user.target is aten.slice.Tensor and all(_writes(reader, user) and reader <= node for reader in user.users)
         for user in seen
-    ) and all(statically_known_true(a == b) for a, b in zip(*(each.shape for each in values), strict=True))
+    ) and all(statically_known_true(a == b) for a, b in zip(*(value.shape for value in values), strict=True))
 
 
 def _writes(node: fx.Node, part: fx.Node) -> bool:
@@ -125,7 +125,7 @@ def _is_view(node: fx.Node) -> bool:
     """Or written in place."""
     if not isinstance(node.target, OpOverload):
         return node.target is operator.getitem
-    return node.target in _RULES or any(each.alias_info is not None for each in node.target._schema.returns)
+    return node.target in _RULES or any(result.alias_info is not None for result in node.target._schema.returns)
 
 
 def _replace_in_place(graph: fx.Graph, node: fx.Node) -> None:

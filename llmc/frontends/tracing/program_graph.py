@@ -159,7 +159,7 @@ def _refuse_sizes_of_values(logits: fx.Node) -> None:
     """Raise CaptureError for the first tensor before the logits whose size no shape of the step says."""
     seen, left = {logits}, [logits]
     while left:
-        fresh = [each for each in left.pop().all_input_nodes if each not in seen]
+        fresh = [operand for operand in left.pop().all_input_nodes if operand not in seen]
         seen.update(fresh)
         left += fresh
     for node in logits.graph.nodes:

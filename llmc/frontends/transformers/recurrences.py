@@ -25,15 +25,15 @@ def rwkv_linear_attention(
     """time_decay, time_first: [channels]; key, value: [1, T, channels]. Returns [1, T, channels] in key's dtype."""
     k, v = key.squeeze(0).float(), value.squeeze(0).float()
     decay = torch.zeros_like(k) - torch.exp(time_decay.float())
-    found = _llmc.linear_recurrence.default(k, decay, -1e38, True)
-    most = torch.maximum(found + decay, k)
-    kept, added = torch.exp(found + decay - most), torch.exp(k - most)
+    running = _llmc.linear_recurrence.default(k, decay, -1e38, True)
+    most = torch.maximum(running + decay, k)
+    kept, added = torch.exp(running + decay - most), torch.exp(k - most)
     numerator = _llmc.linear_recurrence.default(added * v, kept)
     denominator = _llmc.linear_recurrence.default(added, kept)
     # A token counts more for itself than for those after it.
     own = k + time_first.float()
-    most = torch.maximum(found, own)
-    kept, added = torch.exp(found - most), torch.exp(own - most)
+    most = torch.maximum(running, own)
+    kept, added = torch.exp(running - most), torch.exp(own - most)
     y = (kept * numerator + added * v) / (kept * denominator + added)
     return y.to(key.dtype).unsqueeze(0), None
 
@@ -49,14 +49,14 @@ def mlstm(
 ) -> tuple[Tensor, None]:
     """query, key: [1, heads, T, key_dim]; value: [1, heads, T, value_dim]; igate, fgate: [1, heads, T]. Returns [1,
     heads, T, value_dim]."""
-    q, k, v = (each.squeeze(0).transpose(0, 1).float() for each in (query, key, value))
+    q, k, v = (tensor.squeeze(0).transpose(0, 1).float() for tensor in (query, key, value))
     added, kept = igate.squeeze(0).t().float(), -softplus(-fgate.squeeze(0).t().float())
-    found = _llmc.linear_recurrence.default(added, kept, 0.0, True)
-    most = torch.maximum(found + kept, added)
+    running = _llmc.linear_recurrence.default(added, kept, 0.0, True)
+    most = torch.maximum(running + kept, added)
     scaled = k * torch.exp(added - most).unsqueeze(-1)
     # The normalizer is one more column of values, of ones.
     values = torch.cat((v, torch.ones_like(v[..., :1])), -1)
-    y = _llmc.linear_attention.default(q * q.shape[-1] ** -0.5, scaled, values, found + kept - most)
+    y = _llmc.linear_attention.default(q * q.shape[-1] ** -0.5, scaled, values, running + kept - most)
     norm = torch.maximum(y[..., -1:].abs(), torch.exp(-most).unsqueeze(-1)) + self.config.eps
     return (y[..., :-1] / norm).to(query.dtype).transpose(0, 1).unsqueeze(0), None
 
@@ -149,8 +149,8 @@ def _shifted(x: Tensor, tokens: int) -> Tensor:
         return x
     ones = torch.ones(1, x.shape[-1])
     taps = torch.cat((ones, torch.zeros(tokens, x.shape[-1])))
-    found: Tensor = _llmc.causal_conv.default(x, taps, None)
-    return found
+    shifted: Tensor = _llmc.causal_conv.default(x, taps, None)
+    return shifted
 
 
 def token_shift(self: nn.ZeroPad2d, x: Tensor) -> Tensor:

@@ -79,7 +79,7 @@ def mamba_selective_scan(
 ) -> Tensor:
     """hidden_states, dt, z: [1, channels, T]; A: [channels, n]; B, C: [1, n, T]. Returns [1, channels, T], fp32."""
     _refuse("mamba_selective_scan", {**options, "return_last_state": return_last_state})
-    x, dt, B, C = (each.squeeze(0).t().float() for each in (hidden_states, dt, B, C))
+    x, dt, B, C = (tensor.squeeze(0).t().float() for tensor in (hidden_states, dt, B, C))
     y: Tensor = _llmc.selective_scan.default(x, _positive(dt, delta_bias, delta_softplus), A.float(), B, C)
     if D is not None:
         y = y + x * D
@@ -107,7 +107,7 @@ def mamba2_chunk_scan(
     [1, T, heads, head_dim], fp32."""
     asked = {"initial_states": initial_states, "return_final_states": return_final_states}
     _refuse("mamba2_chunk_scan", {**options, **asked})
-    x, dt, B, C = (each.squeeze(0).float() for each in (hidden_states, dt, B, C))
+    x, dt, B, C = (tensor.squeeze(0).float() for tensor in (hidden_states, dt, B, C))
     dt = _positive(dt, dt_bias, dt_softplus)
     low, high = dt_limit
     if high != float("inf") or low > 0.0 or not dt_softplus:
@@ -134,9 +134,9 @@ def chunk_gated_delta_rule(
     key_dim]; beta: [1, T, heads]. Returns [1, T, heads, value_dim] in query's dtype."""
     asked = {"initial_state": initial_state, "output_final_state": output_final_state}
     _refuse("chunk_gated_delta_rule", {**options, **asked})
-    q, k, v, decay, betas = (each.squeeze(0).float() for each in (query, key, value, g, beta))
+    q, k, v, decay, betas = (tensor.squeeze(0).float() for tensor in (query, key, value, g, beta))
     if use_qk_l2norm_in_kernel:
-        q, k = (each * torch.rsqrt((each * each).sum(-1, keepdim=True) + 1e-6) for each in (q, k))
+        q, k = (tensor * torch.rsqrt((tensor * tensor).sum(-1, keepdim=True) + 1e-6) for tensor in (q, k))
     y: Tensor = _llmc.linear_attention.default(q * q.shape[-1] ** -0.5, k, v, decay, betas)
     return y.to(query.dtype).unsqueeze(0), None
 
