@@ -34,8 +34,8 @@ def choose(q: Tensor, k: Tensor, weights: Tensor, first_place: int, count: int) 
 
 
 def _chosen(a: Any) -> Tensor:
-    found: Tensor = a.q.new_empty((a.q.shape[0], a.count), dtype=torch.int32)
-    return found
+    chosen: Tensor = a.q.new_empty((a.q.shape[0], a.count), dtype=torch.int32)
+    return chosen
 
 
 def _flops(call: OpCall) -> sympy.Expr:

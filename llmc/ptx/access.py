@@ -140,7 +140,7 @@ class Operands:
 KNOWN_SPECIALS = frozenset(
     f"%{name}"
     for name in (
-        *(f"{each}.{axis}" for each in ("tid", "ntid", "ctaid", "nctaid") for axis in "xyz"),
+        *(f"{register}.{axis}" for register in ("tid", "ntid", "ctaid", "nctaid") for axis in "xyz"),
         "laneid",
         "warpid",
     )

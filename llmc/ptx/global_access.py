@@ -25,7 +25,7 @@ def read_global(
     for buffer, places, index in team.launch.memory.parts(
         addresses, nbytes, lambda c, d, p: team.tell(c, d, lanes(p), at)
     ):
-        found: Values = buffer.words(nbytes).take(index)
+        values: Values = buffer.words(nbytes).take(index)
         every = np.arange(len(addresses))[places]
         check_dependency(team, buffer, lanes, every, operands, stores=False)
         if buffer.written is not None:
@@ -34,9 +34,9 @@ def read_global(
             if is_blank.any():
                 team.tell(Check.UNWRITTEN, buffer.name, lanes(every[is_blank]), at)
         if isinstance(places, slice):
-            return found
+            return values
         words = np.zeros(len(addresses), WORDS[nbytes]) if words is None else words
-        words[places] = found
+        words[places] = values
     return np.zeros(len(addresses), WORDS[nbytes]) if words is None else words
 
 
@@ -73,5 +73,5 @@ def check_dependency(
     early = lanes(places)
     early = early[~team.has_waited[early]]
     if len(early):
-        what = "stores to" if stores else "loads from"
-        team.tell(Check.GRID_DEPENDENCY, f"it {what} {buffer.name}", early, operands.instruction)
+        access = "stores to" if stores else "loads from"
+        team.tell(Check.GRID_DEPENDENCY, f"it {access} {buffer.name}", early, operands.instruction)

@@ -48,9 +48,9 @@ class Schedule:
         if len(self.running) == 1:
             return self.running.pop()
         place = min(strand.place for strand in self.running)
-        found = [strand for strand in self.running if strand.place == place]
+        strands = [strand for strand in self.running if strand.place == place]
         self.running = [strand for strand in self.running if strand.place != place]
-        return found[0] if len(found) == 1 else Strand(place, self._united([strand.mask for strand in found]))
+        return strands[0] if len(strands) == 1 else Strand(place, self._united([strand.mask for strand in strands]))
 
     def _united(self, masks: list[Mask]) -> Mask:
         """Return all threads of several masks."""
@@ -90,14 +90,14 @@ class Schedule:
         if mask is None or mask.shape[1] == 1:
             return mask, True
         held = self.gathering.pop(place, None)
-        here = whole(mask, self.shape) if held is None else mask | held
-        warps = here.reshape(self.shape[0], -1, 32)
+        arrived = whole(mask, self.shape) if held is None else mask | held
+        warps = arrived.reshape(self.shape[0], -1, 32)
         missing = (~warps & self.living().reshape(warps.shape)).any(axis=2) & warps.any(axis=2)
         if not missing.any():
-            return (mask if held is None else here), True
+            return (mask if held is None else arrived), True
         lacks = np.repeat(missing, 32, axis=1)
-        self.gathering[place] = here & lacks
-        ready = here & ~lacks
+        self.gathering[place] = arrived & lacks
+        ready = arrived & ~lacks
         return ready, bool(ready.any())
 
     def take(self, rows: Indices) -> "Schedule":

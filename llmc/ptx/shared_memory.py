@@ -60,19 +60,19 @@ class SharedMemory:
             return rows + offsets, lanes, None
         odd = (addresses & nbytes - 1) != 0
         outside = (offsets < 0) | (offsets + nbytes > self.nbytes)
-        for check, wrong, what in (
+        for check, wrong, problem in (
             (Check.ALIGNMENT, odd, f"no multiple of {nbytes}"),
             (Check.BOUNDS, outside, f"not within the {self.nbytes} bytes of shared memory"),
         ):
             if wrong.any():
-                self._tell(check, f"shared memory at byte {int(offsets[wrong][0])} is {what}", lanes[wrong], at)
+                self._tell(check, f"shared memory at byte {int(offsets[wrong][0])} is {problem}", lanes[wrong], at)
         good = ~odd & ~outside
         return (rows + offsets)[good], lanes[good], good
 
     def load(self, index: Indices, nbytes: int) -> Values:
         """The words that begin at each index."""
-        found: Values = self.words(nbytes).take(index >> nbytes.bit_length() - 1)
-        return found
+        values: Values = self.words(nbytes).take(index >> nbytes.bit_length() - 1)
+        return values
 
     def store(self, index: Indices, nbytes: int, words: Values) -> None:
         """Write a word at each index."""

@@ -57,9 +57,9 @@ def statements(text: str, name: str) -> Iterator[Statement]:
             position += 1
         elif text[position] == ".":
             match = next(
-                found
+                candidate
                 for pattern in (_LINE_DIRECTIVE, _SECTION, _VARIABLE, _HEADER)
-                if (found := pattern.match(text, position))
+                if (candidate := pattern.match(text, position))
             )
             yield Statement(Kind.DIRECTIVE, match[0].rstrip("; \t\r\n"), line)
             position = match.end()

@@ -101,5 +101,5 @@ def consider_divisions(
     asked = parse_options({**options, "max_model_len": options.get("max_model_len") or longest(load)})
     told("capturing")
     captured = capture(model, asked, may_lack_weights=True)
-    found = rent_for_model(captured, passes, asked, machine, load, {}, told)(wish.ranks)
-    return Considered(found, machine, len(load))
+    best = rent_for_model(captured, passes, asked, machine, load, {}, told)(wish.ranks)
+    return Considered(best, machine, len(load))

@@ -75,10 +75,10 @@ def rent_for_model(
     def rent(ranks: int) -> Comparison:
         ways = divisions(ranks) if asked.ranks == 1 else (division_of(asked, ranks),)
         name = machine.target.name
-        found = compare(
+        comparison = compare(
             ways, program_of, measured, load, goals, progress=lambda division: told(f"simulating {division} of {name}")
         )
-        return replace(found, has_stages=has_stages)
+        return replace(comparison, has_stages=has_stages)
 
     return rent
 
@@ -95,10 +95,10 @@ def rent_for_engine(engine: Path, machine: Machine, load: Sequence[Arrival], goa
 
 def _measured(machine: Machine, program: Callable[[], Program]) -> Machine:
     """The machine with this CPU's measured rates, if the target is a CPU."""
-    here = cpu_target_here(machine.target.name)
-    if here is None:
+    cpu = cpu_target_here(machine.target.name)
+    if cpu is None:
         return machine
-    measure = partial(measured_rates, here, machine.threads)
+    measure = partial(measured_rates, cpu, machine.threads)
     if machine.recorded is None:
         return replace(machine, rates=measure(program()))
-    return replace(machine, rates=rates_on_record(machine.recorded, here.name, machine.threads, program(), measure))
+    return replace(machine, rates=rates_on_record(machine.recorded, cpu.name, machine.threads, program(), measure))

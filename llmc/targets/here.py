@@ -15,7 +15,7 @@ _NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 
 def cpu_target_here(name: str) -> CpuTarget | None:
     """The CPU target of that name, if this machine has what it needs; None for others."""
-    target = next((each for each in CPU_TARGETS if each.name == name), None)
+    target = next((candidate for candidate in CPU_TARGETS if candidate.name == name), None)
     return None if target is None or missing_features(target) else target
 
 

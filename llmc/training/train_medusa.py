@@ -135,10 +135,10 @@ def _read(
     found."""
     rows, with_logits = list[Rows](), list[Rows]()
     for sequence in sequences:
-        found = reader.read(sequence.tokens)
+        read = reader.read(sequence.tokens)
         if not is_enough(with_logits):
-            with_logits.append(found)
-        rows.append((found.after(sequence.prompt) if chat else found).without_logits())
+            with_logits.append(read)
+        rows.append((read.after(sequence.prompt) if chat else read).without_logits())
         advance(1)
     return rows, output_matrix(with_logits)
 

@@ -43,8 +43,8 @@ def begun(engine: Engine, limits: Limits, text: str, tokens: int, seed: int, *, 
     pieces = [ids[start : start + prompt] for start in starts]
     if not chat:
         return pieces
-    said = [[{"role": "user", "content": engine.detokenize(piece)}] for piece in pieces]
-    asked = [engine.conversations.token_ids(messages) for messages in said]
+    conversations = [[{"role": "user", "content": engine.detokenize(piece)}] for piece in pieces]
+    asked = [engine.conversations.token_ids(messages) for messages in conversations]
     longest = max(map(len, asked))
     if longest >= limits.max_model_len:
         raise OptionError(
@@ -60,7 +60,7 @@ def written(
 ) -> list[Written]:
     """The prompts with the engine's continuations. advance: called with the number of generated sequences."""
     room = engine.limits.max_model_len - max(map(len, asked))
-    found: list[Written] = []
+    sequences: list[Written] = []
     for first in range(0, len(asked), _AT_ONCE):
         prompts = list(asked[first : first + _AT_ONCE])
         places = range(first, first + len(prompts))
@@ -68,6 +68,6 @@ def written(
         params = [SamplingParams(max_tokens=most, temperature=temperature, seed=seed + i) for i in places]
         completions = engine.generate(prompts, params)
         pairs = zip(prompts, completions, strict=True)
-        found += [Written(prompt + list(c.token_ids), len(prompt)) for prompt, c in pairs if c.token_ids]
+        sequences += [Written(prompt + list(c.token_ids), len(prompt)) for prompt, c in pairs if c.token_ids]
         advance(len(prompts))
-    return found
+    return sequences

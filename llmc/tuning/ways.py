@@ -27,8 +27,8 @@ def compile_alternatives(program: Program, target: GpuTarget, scratch: Path) -> 
     folder = str(Path(next(iter(program.launched_kernels()[0].binaries.values())).file).parent)
     missing = [kernel for kernel in program.kernels if not kernel.is_library and not kernel.binaries]
     with Workers(usable_processors()) as workers:
-        found = workers.compile_usable(missing, target, scratch, folder)
-    ready = {kernel.name: kernel for kernel in found if kernel is not None}
+        compiled = workers.compile_usable(missing, target, scratch, folder)
+    ready = {kernel.name: kernel for kernel in compiled if kernel is not None}
     kernels = tuple(ready.get(kernel.name, kernel) for kernel in program.kernels)
     good = {kernel.name for kernel in kernels if kernel.binaries or kernel.is_library}
     usable = tuple(a for a in program.alternatives if all(launch.kernel in good for launch in a.launches))
@@ -59,9 +59,9 @@ def choose_ways(
         names = " + ".join(launch.kernel for launch in launches)
         kernel = kernels[launches[-1].kernel]
         before = " + ".join(launch.kernel for launch in own)
-        found = Tuned(before, names, measured["own"], measured[best], kernel.num_warps, kernel.num_stages)
-        results.append(found)
-        tell(f"{before}: {found.before * 1e6:.1f} µs; {names}: {found.after * 1e6:.1f} µs")
+        tuned = Tuned(before, names, measured["own"], measured[best], kernel.num_warps, kernel.num_stages)
+        results.append(tuned)
+        tell(f"{before}: {tuned.before * 1e6:.1f} µs; {names}: {tuned.after * 1e6:.1f} µs")
     return winners, tuple(results)
 
 
@@ -82,7 +82,7 @@ def seconds_of(executor: CudaExecutor, launches: Sequence[Launch], shape: StepSh
     bound = [executor.bound(call, grid, shape, loaded.get(call.kernel.name)) for call, grid in calls]
 
     def run() -> None:
-        for each in bound:
-            each(stream)
+        for launch in bound:
+            launch(stream)
 
     return statistics.median(timed(run, LAUNCHES * ROUNDS))

@@ -78,6 +78,6 @@ def _source_words(
         word = length & -length
         parts = (addresses[same][:, None] + np.arange(0, length, word)).reshape(-1)
         owners = np.repeat(lanes[same], length // word)
-        found = read_global(team, operands, parts, word, owners.__getitem__)
-        octets[same, :length] = found.view(U8).reshape(-1, length)
+        values = read_global(team, operands, parts, word, owners.__getitem__)
+        octets[same, :length] = values.view(U8).reshape(-1, length)
     return octets.view(WORDS[nbytes])[:, 0]

@@ -189,8 +189,8 @@ def _shared_loader(operands: Operands, nbytes: int) -> _Loader:
         team.shared.shadow.read(index, nbytes, lanes, at)
         words = team.shared.load(index, nbytes)
         if good is not None:
-            words, found = np.zeros(len(every), WORDS[nbytes]), words
-            words[good] = found
+            words, loaded = np.zeros(len(every), WORDS[nbytes]), words
+            words[good] = loaded
         return words, team.shape, None if mask is None else whole(mask, team.shape)
 
     return load

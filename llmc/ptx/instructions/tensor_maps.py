@@ -55,8 +55,8 @@ def build_tensormap(operands: Operands, modifiers: Modifiers) -> Action:
 
 def _publish(operands: Operands, modifiers: Modifiers) -> Action:
     """tensormap.cp_fenceproxy: one map for each warp."""
-    for each in ("global", "shared::cta", "tensormap::generic", "release", "gpu", "sync", "aligned"):
-        modifiers.one_of(each)
+    for modifier in ("global", "shared::cta", "tensormap::generic", "release", "gpu", "sync", "aligned"):
+        modifiers.one_of(modifier)
     modifiers.finish()
     operands.count(3)
     if operands.number(2) != NBYTES:

@@ -105,8 +105,8 @@ def build_redux(operands: Operands, modifiers: Modifiers) -> Action:
         warps = _by_warp(value(team), team)
         if mask is not None:
             warps = np.where(_by_warp(mask, team), warps, dtype.type(neutral[kind]))
-        found = reduce(warps, axis=2, dtype=dtype)
-        write(team, np.repeat(found, 32, axis=1), mask)
+        reduced = reduce(warps, axis=2, dtype=dtype)
+        write(team, np.repeat(reduced, 32, axis=1), mask)
 
     return everyone_checked(run, operands, 2)
 
@@ -145,10 +145,10 @@ def build_vote(operands: Operands, modifiers: Modifiers) -> Action:
         flags, runs = _by_warp(predicate(team), team), _by_warp(running, team)
         all_set, any_set = (flags | ~runs).all(axis=2), (flags & runs).any(axis=2)
         if mode == "ballot":
-            found = ((flags & runs) * (np.uint32(1) << _LANES.astype(U32))).sum(axis=2, dtype=U32)
+            votes = ((flags & runs) * (np.uint32(1) << _LANES.astype(U32))).sum(axis=2, dtype=U32)
         else:
-            found = {"all": all_set, "any": any_set, "uni": all_set | ~any_set}[mode]
-        write(team, np.repeat(found, 32, axis=1), mask)
+            votes = {"all": all_set, "any": any_set, "uni": all_set | ~any_set}[mode]
+        write(team, np.repeat(votes, 32, axis=1), mask)
 
     return everyone_checked(run, operands, 2)
 
