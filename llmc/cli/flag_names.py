@@ -45,10 +45,10 @@ def flags_for_keywords(text: str, flags: Mapping[str, str]) -> str:
     if not flags:
         return text
     names = "|".join(sorted(map(re.escape, flags), key=len, reverse=True))
-    text = re.sub(rf"(?<![\w./=-])(?P<name>{names})={_VALUE}", lambda found: _assigned(found, flags), text)
-    text = re.sub(rf"(?<=option )'({names})'", lambda found: flags[found[1]], text)
+    text = re.sub(rf"(?<![\w./=-])(?P<name>{names})={_VALUE}", lambda match: _assigned(match, flags), text)
+    text = re.sub(rf"(?<=option )'({names})'", lambda match: flags[match[1]], text)
     several = "|".join(sorted((re.escape(name) for name in flags if "_" in name), key=len, reverse=True))
-    return re.sub(rf"(?<![\w./'=-])({several})(?![\w./'(=-])", lambda found: flags[found[1]], text) if several else text
+    return re.sub(rf"(?<![\w./'=-])({several})(?![\w./'(=-])", lambda match: flags[match[1]], text) if several else text
 
 
 def _assigned(match: re.Match[str], flags: Mapping[str, str]) -> str:

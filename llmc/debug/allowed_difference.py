@@ -47,4 +47,4 @@ def lossy_budget(manifest: Manifest) -> tuple[str, float] | None:
         for record in manifest.passes
         if record.rewrites and record.name in known and known[record.name].numerics is Numerics.LOSSY
     ]
-    return max(budgets, key=lambda each: each[1], default=None)
+    return max(budgets, key=lambda named: named[1], default=None)

@@ -92,7 +92,7 @@ def check_slot(slot: WeightSlot, stored: StoredTensor) -> None:
 def runs_of_tensors(tensors: Iterable[StoredTensor]) -> list[list[StoredTensor]]:
     """The tensors in groups that lie side by side in a file, each in order."""
     runs: list[list[StoredTensor]] = []
-    for stored in sorted(set(tensors), key=lambda each: (each.path, each.begin)):
+    for stored in sorted(set(tensors), key=lambda tensor: (tensor.path, tensor.begin)):
         last = runs[-1][-1] if runs else None
         if last is None or last.path != stored.path or stored.begin >= last.end + ALIGNMENT:
             runs.append([])

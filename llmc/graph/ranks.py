@@ -59,7 +59,7 @@ def call(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     (count,) = ranks
 
     def on_rank(rank: int) -> Any:
-        return tree_map_only(OnRanks, lambda each: each.values[rank], (args, kwargs))
+        return tree_map_only(OnRanks, lambda shards: shards.values[rank], (args, kwargs))
 
     given = [on_rank(rank) for rank in range(count)]
     record = RECORDS.get(target)

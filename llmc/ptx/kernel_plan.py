@@ -61,7 +61,7 @@ def plan_kernel(kernel: Kernel, module: str, threads: int, dynamic_bytes: int) -
     """
     symbols = {parameter.name: parameter.offset for parameter in kernel.parameters}
     shared, local, variables = 0, 0, list[Buffer]()
-    for variable in sorted(kernel.variables.values(), key=lambda each: (each.nbytes == 0, each.name)):
+    for variable in sorted(kernel.variables.values(), key=lambda v: (v.nbytes == 0, v.name)):
         aligned = -(-shared // variable.alignment) * variable.alignment
         if variable.space == "shared":
             symbols[variable.name] = SHARED_BASE + aligned

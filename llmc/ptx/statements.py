@@ -41,7 +41,7 @@ _HEADER = re.compile(r"\.[^{;]*")
 
 def statements(text: str, name: str) -> Iterator[Statement]:
     """The statements of PTX text in order. name: of the file. Raises PtxError where the text ends too early."""
-    text = _COMMENT.sub(lambda found: re.sub(r"[^\n]", " ", found[0]), text)
+    text = _COMMENT.sub(lambda match: re.sub(r"[^\n]", " ", match[0]), text)
     ends = [match.start() for match in re.finditer("\n", text)]
     position, depth = 0, 0
     while True:

@@ -43,7 +43,9 @@ class Comparison:
         built = [outcome for outcome in self.served if self.has_stages or outcome.division.layout.pipeline == 1]
         most = max(map(self._worth, built), default=0.0)
         near = [outcome for outcome in built if self._worth(outcome) >= (1 - _SAME) * most]
-        return min(near, key=lambda each: (each.percentile("tpot", 0.5), each.percentile("ttft", 0.5)), default=None)
+        return min(
+            near, key=lambda served: (served.percentile("tpot", 0.5), served.percentile("ttft", 0.5)), default=None
+        )
 
     def _worth(self, served: Served) -> float:
         goodput = served.summary.goodput

@@ -30,7 +30,7 @@ def divisions(ranks: int) -> tuple[Division, ...]:
         for pipeline in _divisors(ranks // tensor)
         if tensor <= 64 and pipeline <= 64
     ]
-    return tuple(sorted(candidates, key=lambda each: (-each.layout.tensor, each.layout.pipeline)))
+    return tuple(sorted(candidates, key=lambda division: (-division.layout.tensor, division.layout.pipeline)))
 
 
 def division_of(layout: RankLayout, ranks: int) -> Division:

@@ -123,7 +123,7 @@ def _merges_by_score(vocabulary: Vocabulary) -> list[tuple[str, str]]:
             left, right = token[:cut], token[cut:]
             if left in ids and right in ids and left not in added and right not in added:
                 ranked.append((scores[number], len(left), len(right), left, right))
-    ranked.sort(key=lambda each: each[:3], reverse=True)
+    ranked.sort(key=lambda entry: entry[:3], reverse=True)
     return [(left, right) for *_, left, right in ranked]
 
 

@@ -75,7 +75,7 @@ def _can_replace(node: fx.Node) -> bool:
         return False
     if any(user < node and _is_view(user) for user in written.users):
         return False
-    values: Any = fx.map_arg((node.args, dict(node.kwargs)), lambda each: each.meta["val"])
+    values: Any = fx.map_arg((node.args, dict(node.kwargs)), lambda operand: operand.meta["val"])
     with written.meta["val"].fake_mode:
         result: FakeTensor = plain(*values[0], **values[1])
     return bool(result.dtype == written.meta["val"].dtype)

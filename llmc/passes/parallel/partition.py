@@ -81,7 +81,7 @@ def _check_all_have_some(graph: ModelGraph, plan: Plan, ranks: int) -> None:
     idle = [(class_, split.idle) for class_, split in plan.splits if split.idle]
     if not idle:
         return
-    axes, without = max(idle, key=lambda found: found[1])
+    axes, without = max(idle, key=lambda pair: pair[1])
     name = next(node.name for node, _ in axes.members if node.name in graph.weights)
     most = most_ranks([class_ for class_, _ in plan.splits], ranks)
     raise PassError(

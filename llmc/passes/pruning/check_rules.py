@@ -38,7 +38,7 @@ def check_rules(graph: ModelGraph, pruning: Pruning, classes: Sequence[InnerAxes
 def _nothing(rule: Rule[float], ratio: float, own: Sequence[InnerAxes]) -> OptionError:
     reason = "no weights of that name, and of no later rule, have channels or KV heads between them that can go"
     if own:
-        reason = less_than_one(max(own, key=lambda each: each.count), ratio)
+        reason = less_than_one(max(own, key=lambda axes: axes.count), ratio)
     return OptionError(
         f"{rule.pattern}={ratio:g} takes nothing out: {reason}",
         at=f"prune={rule.pattern}={ratio:g}",

@@ -98,7 +98,7 @@ def choose_schemes(
     shortlist = choice.shortlist()
     candidates = data.told("candidates", shortlist, len(shortlist))
     measured = [(measure(by_module(units, candidate.schemes), is_rough=False), candidate) for candidate in candidates]
-    divergence, best = min(measured, key=lambda each: each[0])
+    divergence, best = min(measured, key=lambda pair: pair[0])
     schemes = by_module(units, best.schemes)
     why = f"{best.name}, KL {divergence:.2e} on held-out text, the least of {len(measured)}"
     reasons = choice.reasons(best, [of_unit[0].divergence for of_unit in rungs])
@@ -146,7 +146,7 @@ class _Choice:
         least = min(candidate.divergence for candidate in [*given_out, *uniform])
         hopeful = [candidate for candidate in uniform if candidate.divergence <= _HOPELESS * least]
         different = {candidate.schemes: candidate for candidate in [*given_out, *hopeful]}
-        return sorted(different.values(), key=lambda each: each.bits)
+        return sorted(different.values(), key=lambda candidate: candidate.bits)
 
     def reasons(self, candidate: Candidate, measured: Sequence[float]) -> dict[str, str]:
         """Return the reason for each module's scheme. measured: divergences of each unit alone, rounded to nearest at 4
@@ -213,7 +213,9 @@ class _Choice:
 def least_of_blocked(uniform: Sequence[Candidate]) -> list[Candidate]:
     """Uniform schemes that may be the best of all: of blocked formats, the one that is expected to diverge least. One
     search fits all of these, so that their estimates are comparable; carrying out a plan takes as long as GPTQ."""
-    blocked = sorted((candidate for candidate in uniform if candidate.is_blocked), key=lambda each: each.divergence)
+    blocked = sorted(
+        (candidate for candidate in uniform if candidate.is_blocked), key=lambda candidate: candidate.divergence
+    )
     return [*(candidate for candidate in uniform if not candidate.is_blocked), *blocked[:1]]
 
 

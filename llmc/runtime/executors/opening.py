@@ -89,7 +89,7 @@ def _runners(directory: EngineDirectory) -> list[Runner]:
     """The executors that can run the engine, the default one first."""
     runners = kind_of_engine(directory.manifest.target.name).runners
     can_run = [runner for runner in runners if runner.needs is None or runner.needs in directory.manifest.files]
-    return sorted(can_run, key=lambda each: each.asked_by is None or os.environ.get(each.asked_by) != "1")
+    return sorted(can_run, key=lambda runner: runner.asked_by is None or os.environ.get(runner.asked_by) != "1")
 
 
 def _runner(directory: EngineDirectory, name: ExecutorName | None) -> Runner:

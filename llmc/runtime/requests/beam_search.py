@@ -214,7 +214,7 @@ class BeamSearch:
             text=None if text is None else text.text(),
         )
         self._hypotheses.append((score, hypothesis))
-        self._hypotheses.sort(key=lambda each: each[0], reverse=True)
+        self._hypotheses.sort(key=lambda scored: scored[0], reverse=True)
         del self._hypotheses[self.width :]
 
     def _end(self) -> None:

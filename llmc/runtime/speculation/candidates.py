@@ -90,7 +90,7 @@ class TreeCandidates:
         self._said[request][1][tuple(drafts)] = said
         shares = self._truth.likely(said.shares[None], len(drafts))[0].tolist()
         candidates = [Candidate(*pair) for pair in zip(said.tokens.tolist(), shares, strict=True)]
-        return Following(sorted(candidates, key=lambda each: -each.probability))
+        return Following(sorted(candidates, key=lambda candidate: -candidate.probability))
 
     def _learn(self, request: SampledRequest) -> None:
         """Record the outcome of the last candidates whose predecessors were accepted."""

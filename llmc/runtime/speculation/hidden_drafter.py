@@ -161,7 +161,7 @@ class HiddenDrafter(CachingDrafter):
     def _fitting(self, asked: Iterable[_Asked]) -> list[_Asked]:
         """The requests whose rows one step can read, the shortest first, and the first rows of one more."""
         room, fitting = self._limits.max_batch_tokens, []
-        for entry in sorted(asked, key=lambda each: len(each.rows.hidden)):
+        for entry in sorted(asked, key=lambda asking: len(asking.rows.hidden)):
             entry.is_ready = len(entry.rows.hidden) <= room
             if not entry.is_ready:
                 entry.rows = entry.rows.first(room)
@@ -179,7 +179,7 @@ class HiddenDrafter(CachingDrafter):
     def _read_rows(self, asked: Iterable[_Asked]) -> None:
         """Read the rows in all layers; each layer gives one draft for the requests that are ready and need that
         many."""
-        asked = [entry for entry, _ in _each(lambda each: self._unread.read(each.rows), asked)]
+        asked = [entry for entry, _ in _each(lambda asking: self._unread.read(asking.rows), asked)]
         for layer in range(len(self._layers)):
 
             def reading(asked: _Asked, layer: int = layer) -> HiddenReading | None:
@@ -188,7 +188,7 @@ class HiddenDrafter(CachingDrafter):
                 return self._unread.reading(asked.rows, layer, asked.tree.tokens) if len(asked.rows.hidden) else None
 
             read = {entry: result for entry, result in _each(reading, asked) if result is not None}
-            asked = sorted(read, key=lambda each: not each.wants(layer))
+            asked = sorted(read, key=lambda asking: not asking.wants(layer))
             if not asked:
                 return
             wanting = [entry for entry in asked if entry.wants(layer)]

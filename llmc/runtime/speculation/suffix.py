@@ -54,4 +54,4 @@ class SuffixDrafter(EachDrafter):
         continuations = [earlier.draft(earlier.match(tokens), *limits) for earlier in self._earlier.of(request.salt)]
         if own.read == len(tokens):
             continuations.insert(0, own.automaton.draft(own.automaton.end, *limits))
-        return Draft(max(continuations, key=lambda each: each.score, default=NO_CONTINUATION).tokens)
+        return Draft(max(continuations, key=lambda continuation: continuation.score, default=NO_CONTINUATION).tokens)

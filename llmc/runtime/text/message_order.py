@@ -80,7 +80,7 @@ def one_call_each(messages: Sequence[Json]) -> list[Json]:
         if len(calls) < 2:
             split.append(message)
             continue
-        results = list(takewhile(lambda each: each.get("role") == "tool", waiting))
+        results = list(takewhile(lambda message: message.get("role") == "tool", waiting))
         del waiting[: len(results)]
         for index, call in enumerate(calls):
             kept = message if index == 0 else {"role": message["role"], "content": ""}

@@ -105,7 +105,7 @@ def _scheme(
     fitting = [scheme for scheme in group.schemes if all(suffix in tensors for suffix in scheme.layout.required)]
     if not fitting:
         # The possible layout with the most tensors present.
-        nearest = max(group.schemes, key=lambda each: sum(suffix in tensors for suffix in each.layout.required))
+        nearest = max(group.schemes, key=lambda scheme: sum(suffix in tensors for suffix in scheme.layout.required))
         missing = next(suffix for suffix in nearest.layout.required if suffix not in tensors)
         raise CheckpointError(
             f"{module} has {seen} but no {module}.{missing}",
