@@ -253,13 +253,13 @@ class _Attempt:
         else:
             yield from self._solve(((pattern.args[0], value, call), *rest), state)
 
-    def _fail(self, state: _State, call: _Call, found: str, expected: str, verb: str = "is") -> None:
+    def _fail(self, state: _State, call: _Call, actual: str, expected: str, verb: str = "is") -> None:
         reached = sum(p.target is not CAST for p in state.nodes)
         if reached > self.reached:
             node, name = call if call is not None else (self._root, "root")
             self.reached = reached
-            reason = f"argument {name!r} of {node.target} {verb} {found}, expected {expected}"
-            self.failure = Refusal(reason, node, f"{name}: {expected}", f"{name}: {found}")
+            reason = f"argument {name!r} of {node.target} {verb} {actual}, expected {expected}"
+            self.failure = Refusal(reason, node, f"{name}: {expected}", f"{name}: {actual}")
 
 
 # The value of an output that must still be found.

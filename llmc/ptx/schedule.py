@@ -61,16 +61,16 @@ class Schedule:
         """Let threads continue at a place."""
         self.running.append(Strand(place, mask))
 
-    def part(self, mask: Mask, taken: Bools, there: int, following: int) -> None:
+    def part(self, mask: Mask, taken: Bools, target: int, following: int) -> None:
         """A branch of the mask's threads: where `taken` is set they go there, others continue after it."""
         jumping = taken if mask is None else mask & taken
         staying = ~taken if mask is None else mask & ~taken
         if not staying.any():
-            self.go(there, mask)
+            self.go(target, mask)
         elif not jumping.any():
             self.go(following, mask)
         else:
-            self.go(there, whole(jumping, self.shape))
+            self.go(target, whole(jumping, self.shape))
             self.go(following, whole(staying, self.shape))
 
     def end(self, mask: Mask) -> None:

@@ -146,14 +146,14 @@ class Shadow:
                 self._judge(stamps, lanes, at, "it was read before", settled, False, by_warp)
 
     def _judge(
-        self, found: Stamps, lanes: Indices, at: Instruction, what: str, settled: int, by_proxy: bool, by_warp: bool
+        self, earlier: Stamps, lanes: Indices, at: Instruction, what: str, settled: int, by_proxy: bool, by_warp: bool
     ) -> None:
         """Check each stamp separately. by_proxy: stores also need a proxy fence after them."""
         order = self._order
-        if found.shape[1] > 1 and (found == found[:, :1]).all():
-            found = found[:, :1]
-        suspects = np.nonzero(found > settled)
-        stamps, owners = found[suspects], lanes[suspects[0]]
+        if earlier.shape[1] > 1 and (earlier == earlier[:, :1]).all():
+            earlier = earlier[:, :1]
+        suspects = np.nonzero(earlier > settled)
+        stamps, owners = earlier[suspects], lanes[suspects[0]]
         rows, threads = owners // order.threads, (owners % order.threads).astype(np.int32)
         epochs, codes, agents = stamps >> CODE_BITS, stamps & CODES - 1, order.agents_of(stamps)
         is_pending, is_bulk = epochs == PENDING_EPOCH, codes >= MBARRIER_CODE

@@ -165,10 +165,10 @@ class Team:
 
     # ---- where threads go --------------------------------------------------------------------------------------------
 
-    def branch(self, strand: Strand, taken: Bools, there: int, following: int) -> None:
+    def branch(self, strand: Strand, taken: Bools, target: int, following: int) -> None:
         """Part a strand. Where a loop goes on for a few blocks alone, those leave."""
-        self.schedule.part(strand.mask, taken, there, following)
-        if there < following and self.blocks > 1 and self.blocks * self.threads >= _LEAST_SPLIT and not taken.all():
+        self.schedule.part(strand.mask, taken, target, following)
+        if target < following and self.blocks > 1 and self.blocks * self.threads >= _LEAST_SPLIT and not taken.all():
             staying = np.logical_or.reduce(taken if strand.mask is None else strand.mask & taken, axis=1)
             if len(staying) == self.blocks and 0 < 2 * int(staying.sum()) <= self.blocks:
                 self.leaving = staying

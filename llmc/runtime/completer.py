@@ -116,9 +116,9 @@ class Completer:
             warnings.warn(note, RequestWarning, stacklevel=2)
         return self.job_builder.job(request, new_masks=compiled)
 
-    def _run(self, jobs: Sequence[GenerationJob], told: Told | None) -> None:
+    def _run(self, jobs: Sequence[GenerationJob], advance: Told | None) -> None:
         with self.loop.serving([job.first for job in jobs]) as until:
-            if told is None:
+            if advance is None:
                 until(lambda: all(job.finished for job in jobs))
                 return
             done = -1
@@ -130,7 +130,7 @@ class Completer:
 
                 until(is_time)
                 if done != (done := sum(job.finished for job in jobs)):
-                    told(done, len(jobs))
+                    advance(done, len(jobs))
 
     def _choice(self, result: ChoiceResult, params: SamplingParams) -> Choice:
         """A finished choice with its text."""

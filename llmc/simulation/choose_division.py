@@ -85,10 +85,21 @@ def consider_divisions(
     wish: DivisionWish,
     options: Mapping[str, Any],
     passes: Sequence[Pass],
-    told: Callable[[str], None] = lambda doing: None,
+    progress: Callable[[str], None] = lambda doing: None,
 ) -> Considered:
-    """Serve the load in each way to divide the ranks. options: of the build. told: what is being done. Raises
-    LlmcError."""
+    """Simulate the load on every division of the ranks, and return the best with its comparison.
+
+    Args:
+        model: The model to build, opened or not.
+        target: The kind of each rank.
+        wish: The number of ranks, their memory, and the load to serve.
+        options: Keywords of the build.
+        passes: The passes of the build.
+        progress: Called with a phrase before each step of the work.
+
+    Raises:
+        LlmcError: The model, the trace or an option cannot be used.
+    """
     # Here, because they take long to import.
     from llmc.bench.prompts import PromptShape
     from llmc.frontends.capture import capture
@@ -99,7 +110,7 @@ def consider_divisions(
     load = drawn_load(PromptShape(), REQUESTS, None, 0) if wish.trace is None else read_trace(wish.trace)
     machine = machine_of(target, wish.ranks, memory_bytes=None if wish.memory is None else int(wish.memory * 1e9))
     asked = parse_options({**options, "max_model_len": options.get("max_model_len") or longest(load)})
-    told("capturing")
+    progress("capturing")
     captured = capture(model, asked, may_lack_weights=True)
-    best = rent_for_model(captured, passes, asked, machine, load, {}, told)(wish.ranks)
+    best = rent_for_model(captured, passes, asked, machine, load, {}, progress)(wish.ranks)
     return Considered(best, machine, len(load))

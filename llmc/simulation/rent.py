@@ -57,17 +57,17 @@ def rent_for_model(
     machine: Machine,
     load: Sequence[Arrival],
     goals: Mapping[str, float],
-    told: Callable[[str], None] = lambda doing: None,
+    progress: Callable[[str], None] = lambda doing: None,
 ) -> Rent:
     """Return a function from a number of ranks to every division of them, or only to the one that the options request.
 
-    told: what is being done.
+    progress: called with a phrase before each step of the work.
     """
     # Here, because it takes long to import.
     from llmc.codegen.target_kind import kind_of
 
     asked = RankLayout(options.tensor_parallel_size, options.pipeline_parallel_size)
-    programs = model_programs(captured, passes, options, machine.target, told)
+    programs = model_programs(captured, passes, options, machine.target, progress)
     program_of = cache(programs.program)
     measured = _measured(machine, lambda: program_of(RankLayout()))
     has_stages = kind_of(machine.target).has_stages
@@ -76,7 +76,12 @@ def rent_for_model(
         ways = divisions(ranks) if asked.ranks == 1 else (division_of(asked, ranks),)
         name = machine.target.name
         comparison = compare(
-            ways, program_of, measured, load, goals, progress=lambda division: told(f"simulating {division} of {name}")
+            ways,
+            program_of,
+            measured,
+            load,
+            goals,
+            progress=lambda division: progress(f"simulating {division} of {name}"),
         )
         return replace(comparison, has_stages=has_stages)
 

@@ -59,12 +59,12 @@ def _sites(launches: Sequence[Launch], own: Sequence[Launch]) -> list[int]:
 
 
 def _moved(
-    launches: Sequence[Launch], own: Sequence[Launch], here: Sequence[Launch], names: Mapping[str, str]
+    launches: Sequence[Launch], own: Sequence[Launch], current: Sequence[Launch], names: Mapping[str, str]
 ) -> tuple[Launch, ...]:
-    """The launches with the operands of `own` replaced by those that stand `here` for them, and buffers renamed."""
+    """The launches with the operands of `own` replaced by those of `current` in their place, and buffers renamed."""
     operands = {
         value: theirs.arguments[name]
-        for ours, theirs in zip(own, here, strict=True)
+        for ours, theirs in zip(own, current, strict=True)
         for name, value in ours.arguments.items()
         if isinstance(value, Operand)
     }
@@ -77,7 +77,7 @@ def _moved(
         return operands.get(value, value)
 
     return tuple(
-        replace(launch, arguments={n: moved(v) for n, v in launch.arguments.items()}, origin=here[0].origin)
+        replace(launch, arguments={n: moved(v) for n, v in launch.arguments.items()}, origin=current[0].origin)
         for launch in launches
     )
 

@@ -74,12 +74,12 @@ def prove(graph_pass: Pass) -> Verdict:
     )
 
 
-def _of_forms(name: str, found: Iterable[Iterable[Comparison]]) -> Verdict:
+def _of_forms(name: str, attempts: Iterable[Iterable[Comparison]]) -> Verdict:
     """Combine the comparisons of all cases of each form into one verdict."""
     proved = compared = cases = count = 0
     problem: str | None = None
     try:
-        for count, comparisons in enumerate(found, 1):
+        for count, comparisons in enumerate(attempts, 1):
             for comparison in comparisons:
                 if comparison.counterexample is not None:
                     return Verdict(name, Outcome.DISPROVED, count, cases + 1, counterexample=comparison.counterexample)

@@ -113,11 +113,11 @@ def _token_ids(metadata: Metadata, vocabulary: int) -> dict[str, int | None]:
     return ids
 
 
-def _agree(model: GgufModel, hyper: Metadata, key: str, found: int, what: str) -> None:
+def _agree(model: GgufModel, hyper: Metadata, key: str, actual: int, what: str) -> None:
     stated = hyper.whole(key)
-    if stated != found:
+    if stated != actual:
         raise CheckpointError(
-            f"metadata {hyper.prefix}{key} is {stated}, where {found} {what}",
+            f"metadata {hyper.prefix}{key} is {stated}, where {actual} {what}",
             at=model.path,
             fix="download the file again, and all of them if the model is split",
         )

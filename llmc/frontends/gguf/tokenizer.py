@@ -43,12 +43,12 @@ def tokenizer_of(vocabulary: Vocabulary) -> Tokenizer:
     return tokenizer
 
 
-def adds_beginning(said: Metadata) -> bool:
+def adds_beginning(metadata: Metadata) -> bool:
     """Whether a text begins with the token for that."""
-    by_kind = said.text("model") == "llama" or (
-        (cut := CUTS.get(said.text("pre", default=""))) is not None and cut.begins
+    by_kind = metadata.text("model") == "llama" or (
+        (cut := CUTS.get(metadata.text("pre", default=""))) is not None and cut.begins
     )
-    return said.flag("add_bos_token", default=by_kind)
+    return metadata.flag("add_bos_token", default=by_kind)
 
 
 def _byte_level(vocabulary: Vocabulary) -> Tokenizer:
@@ -144,9 +144,9 @@ def _add_ends(tokenizer: Tokenizer, vocabulary: Vocabulary) -> None:
     )
 
 
-def _not_read(said: Metadata, key: str, found: str, known: Mapping[str, object]) -> CheckpointError:
+def _not_read(metadata: Metadata, key: str, value: str, known: Mapping[str, object]) -> CheckpointError:
     return CheckpointError(
-        f"tokenizers of the kind {said.prefix}{key} = {found!r:.40} are not supported",
-        at=said.at,
+        f"tokenizers of the kind {metadata.prefix}{key} = {value!r:.40} are not supported",
+        at=metadata.at,
         fix=f"llmc reads {', '.join(known)}; build others from their safetensors checkpoints",
     )

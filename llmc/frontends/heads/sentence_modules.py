@@ -113,8 +113,8 @@ def _dense(directory: Path) -> DenseModule:
     return DenseModule(directory, width, out, settings.get("bias", True) is not False, activation)
 
 
-def _preparation(said: Mapping[str, Any], lowercases: bool, file: Path) -> TextPreparation:
-    prompts, default = said.get("prompts") or {}, said.get("default_prompt_name")
+def _preparation(settings: Mapping[str, Any], lowercases: bool, file: Path) -> TextPreparation:
+    prompts, default = settings.get("prompts") or {}, settings.get("default_prompt_name")
     if not isinstance(prompts, Mapping) or not all(isinstance(text, str) for text in prompts.values()):
         raise CheckpointError(f"the prompts are {prompts!r:.60}", at=file, fix="download the model again")
     if default is not None and (not isinstance(default, str) or default not in prompts):
@@ -126,8 +126,8 @@ def _preparation(said: Mapping[str, Any], lowercases: bool, file: Path) -> TextP
     return TextPreparation(tuple(TextPrompt(name, text) for name, text in prompts.items()), default, lowercases)
 
 
-def _similarity(said: Mapping[str, Any], file: Path) -> Similarity:
-    named = said.get("similarity_fn_name") or Similarity.COSINE.value
+def _similarity(settings: Mapping[str, Any], file: Path) -> Similarity:
+    named = settings.get("similarity_fn_name") or Similarity.COSINE.value
     known = {measure.value: measure for measure in Similarity}
     if not isinstance(named, str) or named not in known:
         raise CaptureError(

@@ -32,9 +32,9 @@ def array(numbers: Any) -> Known:
     return np.asarray(values.tolist(), dtype=np.int64).reshape(values.shape)
 
 
-def tidy(found: Any, like: Known) -> Known:
+def tidy(values: Any, like: Known) -> Known:
     """The numbers, of like's dtype where T is no longer among them."""
-    numbers: Known = np.asarray(found)
+    numbers: Known = np.asarray(values)
     if numbers.dtype != object:
         return numbers
     kept = array(numbers)

@@ -185,26 +185,26 @@ def resolve_dtype(options: BuildOptions, stored: torch.dtype, at: Path | None = 
 
 
 def model_info(
-    name: str, config: Any, said: Sequence[Mapping[str, Any]], dtype: torch.dtype
+    name: str, config: Any, sources: Sequence[Mapping[str, Any]], dtype: torch.dtype
 ) -> tuple[ModelInfo, tuple[str, ...]]:
     """Facts that the engine needs in addition to the graph, and notes for a build to print.
 
     Args:
-        name: of the model.
-        config: with its sizes; it also has the token ids that its class gives to a model whose files name none.
-        said: what states token ids: generation_config.json, config.json. A text ends at every end token that any of
-            them names; it begins with the first one's.
-        dtype: of the engine.
+        name: The model's name.
+        config: Its sizes, and the default token ids of its class, used if no file states any.
+        sources: The settings that state token ids: generation_config.json, then config.json. Every end token that any
+            of them names ends a text; the first one's begin token begins it.
+        dtype: The engine's dtype.
 
     Raises:
-        CheckpointError: a value that has to be a whole number is none.
+        CheckpointError: A value that must be a whole number is not one.
     """
     vocab_size = _whole_number("vocab_size", config.vocab_size)
     notes: list[str] = []
 
     def token_ids(key: str) -> tuple[int, ...]:
         ids: list[int] = []
-        for value in [settings[key] for settings in said if settings.get(key) is not None] or [
+        for value in [settings[key] for settings in sources if settings.get(key) is not None] or [
             getattr(config, key, None)
         ]:
             for token_id in value if isinstance(value, list | tuple) else () if value is None else (value,):

@@ -128,8 +128,8 @@ class _Recorder(TorchDispatchMode):
         return result
 
     def _argument(self, value: Any) -> Any:
-        def recipe(each: Any) -> Any:
-            return self.recipe(each) if isinstance(each, Tensor) else each
+        def recipe(argument: Any) -> Any:
+            return self.recipe(argument) if isinstance(argument, Tensor) else argument
 
         mapped = tree_map(recipe, value)
         return tuple(mapped) if isinstance(mapped, list) else mapped

@@ -118,19 +118,19 @@ def _found(model: Any, names: Mapping[str, str], source: StoredShapes, *, rename
     return _Found(recipes, read, available, copies)
 
 
-def _text_half(found: _Found, whole: Any, tensors: Mapping[str, Tensor]) -> _Found:
+def _text_half(matched: _Found, whole: Any, tensors: Mapping[str, Tensor]) -> _Found:
     """The part of the tensors found for `whole` that belongs to its text half `tensors`."""
     outer_names = text_names(whole.state_dict())
     recipes: dict[str, Recipe] = {}
     for group in _groups(tensors):
         made = next(
-            (found.recipes[outer_names[name]] for name in group if outer_names.get(name) in found.recipes), None
+            (matched.recipes[outer_names[name]] for name in group if outer_names.get(name) in matched.recipes), None
         )
         if made is not None:
             recipes.update((name, made) for name in group)
-    names = {name: found.names[place] for name, place in text_names(found.names).items()}
+    names = {name: matched.names[place] for name, place in text_names(matched.names).items()}
     read = frozenset(name for made in recipes.values() for name in stored_names(made))
-    return _Found(recipes, read, names, tuple(pair for pair in found.copies if pair[0] in read))
+    return _Found(recipes, read, names, tuple(pair for pair in matched.copies if pair[0] in read))
 
 
 # Buffers that older versions of transformers saved, and that a model computes by itself.

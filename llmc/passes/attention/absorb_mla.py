@@ -151,22 +151,22 @@ def _check_options(graph: ModelGraph, product: fx.Node, options: BuildOptions) -
         raise Refused(f"adapters may change {module} while the engine runs", product)
 
 
-def _absorb(graph: ModelGraph, node: fx.Node, found: _Latent) -> None:
+def _absorb(graph: ModelGraph, node: fx.Node, site: _Latent) -> None:
     arguments = call_arguments(node)
-    q, latent, heads = arguments["q"], found.latent, int(arguments["q"].meta["val"].shape[1])
-    rank, shared = int(latent.meta["val"].shape[1]), int(found.shared.meta["val"].shape[2])
-    weight = call_arguments(found.product)["weight"]
+    q, latent, heads = arguments["q"], site.latent, int(arguments["q"].meta["val"].shape[1])
+    rank, shared = int(latent.meta["val"].shape[1]), int(site.shared.meta["val"].shape[2])
+    weight = call_arguments(site.product)["weight"]
     numbers = Derived(aten.reshape.default, (_recipe(graph, weight), (heads, -1, rank)))
     dtype = latent.meta["val"].dtype
-    keys, values = (_rows(numbers, span, dtype) for span in (found.keys, found.values))
+    keys, values = (_rows(numbers, span, dtype) for span in (site.keys, site.values))
 
     def of_heads(name: str, recipe: Recipe, *shape: int) -> fx.Node:
         return new_weight(graph, f"{weight.name}_{name}", recipe, latent.meta["val"].new_empty((heads, *shape)))
 
-    up = of_heads("keys", Derived(aten.transpose.int, (keys, 1, 2)), rank, found.keys.width)
-    down = of_heads("values", values, found.values.width, rank)
-    own = (shared, shared + found.keys.width) if found.is_first else (0, found.keys.width)
-    rest = (0, shared) if found.is_first else (found.keys.width, found.keys.width + shared)
+    up = of_heads("keys", Derived(aten.transpose.int, (keys, 1, 2)), rank, site.keys.width)
+    down = of_heads("values", values, site.values.width, rank)
+    own = (shared, shared + site.keys.width) if site.is_first else (0, site.keys.width)
+    rest = (0, shared) if site.is_first else (site.keys.width, site.keys.width + shared)
     call = graph.graph.call_function
     with graph.graph.inserting_before(node):
         absorbed = call(_llmc.head_linear.default, (_channels(graph, q, *own), up))
@@ -174,7 +174,7 @@ def _absorb(graph: ModelGraph, node: fx.Node, found: _Latent) -> None:
         latents = call(aten.unsqueeze.default, (latent, 1))
         scoring = [arguments[name] for name in ("scale", "window", "softcap", "sinks", "slopes", "chunk")]
         of_tokens = {name: arguments[name] for name in ("bias", "chosen", "keeps") if arguments[name] is not None}
-        attended = call(_ATTENTION, (query, found.shared, latents, *scoring, True), of_tokens)
+        attended = call(_ATTENTION, (query, site.shared, latents, *scoring, True), of_tokens)
         output = call(_llmc.head_linear.default, (attended, down))
     node.replace_all_uses_with(output)
     graph.graph.erase_node(node)

@@ -101,10 +101,10 @@ def _is_channels(node: fx.Node, axes: AxesClass, placements: Placements) -> bool
     return is_last and not _in_runs(node, axes, placements)
 
 
-def _in_runs(node: fx.Node, each: AxesClass, placements: Placements) -> bool:
+def _in_runs(node: fx.Node, class_: AxesClass, placements: Placements) -> bool:
     """Whether a rank's part of a class is in several places of a value."""
     axes = range(node.meta["val"].dim())
-    return any(placements.scale(node, axis).runs > 1 for axis in axes if placements.find(node, axis) is each)
+    return any(placements.scale(node, axis).runs > 1 for axis in axes if placements.find(node, axis) is class_)
 
 
 def _has_squares(node: fx.Node, axes: AxesClass, placements: Placements) -> bool:

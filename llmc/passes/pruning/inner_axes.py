@@ -91,9 +91,9 @@ def _group(axes: AxesClass, attention: fx.Node) -> int:
     return axes.size // int(call_arguments(attention)["k"].meta["val"].shape[1])
 
 
-def _reads(role: Role, each: AxesClass) -> bool:
+def _reads(role: Role, class_: AxesClass) -> bool:
     """Whether a product multiplies with the class's elements."""
-    return _is_product(role.node) and (each in role.sums or any(each is axes for _, axes in role.gathers))
+    return _is_product(role.node) and (class_ in role.sums or any(class_ is axes for _, axes in role.gathers))
 
 
 def _is_product(node: fx.Node) -> bool:
@@ -107,18 +107,18 @@ def _is_looked_up(weight: fx.Node) -> bool:
     return weight.meta["val"].dim() > 1 and not any(map(_is_product, readers))
 
 
-def _refusal(each: AxesClass, members: list[Role]) -> Refusal | None:
-    for node, _ in each.members:
+def _refusal(class_: AxesClass, members: list[Role]) -> Refusal | None:
+    for node, _ in class_.members:
         if part_of(node) is Part.STORAGE:
             return Refusal(f"{node.name} is stored as codes: channels and heads are taken out of dense weights", node)
     for role in members:
         node, seen = role.node, f"{role.node.name} ({_call(role.node)})"
-        if each in role.squares:
-            return Refusal(f"{seen} divides by the mean square of all {each.size} channels", node)
+        if class_ in role.squares:
+            return Refusal(f"{seen} divides by the mean square of all {class_.size} channels", node)
         if is_of_experts(node):
             return Refusal(f"{seen} multiplies the channels of each token's own experts", node)
-        if each in role.takes or any(axes is each for _, axes in role.gathers):
-            return Refusal(f"{seen} needs all {each.size} elements of the axis at once", node)
+        if class_ in role.takes or any(axes is class_ for _, axes in role.gathers):
+            return Refusal(f"{seen} needs all {class_.size} elements of the axis at once", node)
     return None
 
 

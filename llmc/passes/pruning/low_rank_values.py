@@ -75,10 +75,10 @@ def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog, data: ModelDa
 low_rank_values = WeightPass("low_rank_values", run, Numerics.LOSSY, budget=3.0)
 
 
-def _bases(stream: Stream, found: Sequence[ValuePath]) -> list[tuple[Tensor, Tensor]]:
+def _bases(stream: Stream, fitting: Sequence[ValuePath]) -> list[tuple[Tensor, Tensor]]:
     """The energies of each attention, [kv_heads, channels], descending, fp64, and their directions as columns,
     [kv_heads, channels, channels], fp32."""
-    paths = {path.attention: path for path in found}
+    paths = {path.attention: path for path in fitting}
     moments: dict[fx.Node, Tensor] = {}
     for node in stream.stops(list(paths)):
         path = paths[node]
@@ -87,7 +87,7 @@ def _bases(stream: Stream, found: Sequence[ValuePath]) -> list[tuple[Tensor, Ten
             rows = part.double().transpose(0, 1)
             moment += rows.transpose(1, 2) @ rows
         moments[node] = moment
-    decomposed = (torch.linalg.eigh(moments[path.attention]) for path in found)
+    decomposed = (torch.linalg.eigh(moments[path.attention]) for path in fitting)
     return [(values.flip(1).clamp_min(0), vectors.flip(2).float()) for values, vectors in decomposed]
 
 

@@ -246,8 +246,8 @@ class _Steps:
         numbers = groups.numbers(self.each(scales) * scale_steps, self.each(minima) * minimum_steps)
         q, qq, qx = groups.sums(numbers)
 
-        def of_run(each: Tensor) -> Tensor:
-            return self.run(each).sum(-1)
+        def of_run(tensor: Tensor) -> Tensor:
+            return self.run(tensor).sum(-1)
 
         aa, ax = of_run(scale_steps.square() * qq), of_run(scale_steps * qx)
         if not groups.format.has_minimum:

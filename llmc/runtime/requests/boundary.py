@@ -36,9 +36,9 @@ def attempts(work: Callable[[*Given], Found], rows: Iterable[tuple[*Given]]) -> 
     return [attempt(work, *row) for row in rows]
 
 
-def errors(names: Iterable[Name], found: Iterable[object]) -> dict[Name, RequestError]:
+def errors(names: Iterable[Name], outcomes: Iterable[object]) -> dict[Name, RequestError]:
     """The errors among the results of `attempts`, by the names at the same places."""
-    return {name: outcome for name, outcome in zip(names, found, strict=True) if isinstance(outcome, RequestError)}
+    return {name: outcome for name, outcome in zip(names, outcomes, strict=True) if isinstance(outcome, RequestError)}
 
 
 @contextmanager

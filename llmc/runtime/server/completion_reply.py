@@ -132,13 +132,13 @@ class CompletionReply(Reply[CompletionRequest]):
     def _entry(self, number: int, text: str, logprobs: Json | None, finish: str | None, stop: str | int | None) -> Json:
         return {"index": number, "text": text, "logprobs": logprobs, "finish_reason": finish, "stop_reason": stop}
 
-    def _logprobs(self, told: Sequence["_Told"]) -> dict[str, list[Any]]:
+    def _logprobs(self, sent: Sequence["_Told"]) -> dict[str, list[Any]]:
         """Tokens in OpenAI's four parallel lists; the first of a prompt has no probability."""
         return {
-            "text_offset": [item.offset for item in told],
-            "token_logprobs": [None if item.entry is None else item.entry.logprob for item in told],
-            "tokens": [self._text(item.token) for item in told],
-            "top_logprobs": [None if item.entry is None else self._top(item.entry) for item in told],
+            "text_offset": [item.offset for item in sent],
+            "token_logprobs": [None if item.entry is None else item.entry.logprob for item in sent],
+            "tokens": [self._text(item.token) for item in sent],
+            "top_logprobs": [None if item.entry is None else self._top(item.entry) for item in sent],
         }
 
     def _top(self, entry: TokenLogprobs) -> dict[str, float]:

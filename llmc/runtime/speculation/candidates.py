@@ -81,15 +81,15 @@ class TreeCandidates:
         """Drop nothing: only how often candidates are right is kept."""
         self._said.pop(request, None)
 
-    def _following(self, request: SampledRequest, drafts: list[int], said: Likely | RequestError) -> Following:
-        if isinstance(said, RequestError):
-            raise said
+    def _following(self, request: SampledRequest, drafts: list[int], answer: Likely | RequestError) -> Following:
+        if isinstance(answer, RequestError):
+            raise answer
         if not drafts:
             self._learn(request)
             self._said[request] = len(request.tokens), {}
-        self._said[request][1][tuple(drafts)] = said
-        shares = self._truth.likely(said.shares[None], len(drafts))[0].tolist()
-        candidates = [Candidate(*pair) for pair in zip(said.tokens.tolist(), shares, strict=True)]
+        self._said[request][1][tuple(drafts)] = answer
+        shares = self._truth.likely(answer.shares[None], len(drafts))[0].tolist()
+        candidates = [Candidate(*pair) for pair in zip(answer.tokens.tolist(), shares, strict=True)]
         return Following(sorted(candidates, key=lambda candidate: -candidate.probability))
 
     def _learn(self, request: SampledRequest) -> None:

@@ -80,8 +80,8 @@ class MedusaDrafter(EachDrafter):
         return best_tree([[Candidate(*pair) for pair in zip(*head, strict=True)] for head in by_depth], most)
 
 
-def _learn(truth: RankTruth, said: _HeadRows, tokens: Sequence[int]) -> None:
+def _learn(truth: RankTruth, answer: _HeadRows, tokens: Sequence[int]) -> None:
     """Record the outcome of candidates, mostly of those whose predecessors were accepted, as drafts require."""
-    known = np.asarray(tokens[said.length : said.length + len(said.ids)], np.int32)
+    known = np.asarray(tokens[answer.length : answer.length + len(answer.ids)], np.int32)
     count = len(known)
-    truth.note(said.probabilities[:count], said.ids[:count] == known[:, None])
+    truth.note(answer.probabilities[:count], answer.ids[:count] == known[:, None])

@@ -123,16 +123,16 @@ def _nvdisasm(binary: Path) -> str:
     return result.stdout
 
 
-def _instruction(address: int, each: dict[str, str], word: int) -> Instruction:
-    name, *modifiers = each["opcode"].split(".")
+def _instruction(address: int, entry: dict[str, str], word: int) -> Instruction:
+    name, *modifiers = entry["opcode"].split(".")
     control = word >> 41
     scoreboard = control >> 5 & 7
     return Instruction(
         address=address,
         name=name,
         modifiers=tuple(modifiers),
-        operands=each.get("operands", ""),
-        predicate=each.get("predicate"),
+        operands=entry.get("operands", ""),
+        predicate=entry.get("predicate"),
         stall=control & 15,
         write_scoreboard=None if scoreboard == _NO_SCOREBOARD else scoreboard,
         waits=frozenset(number for number in range(6) if control >> 11 >> number & 1),
