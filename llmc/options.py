@@ -148,9 +148,9 @@ class BuildOptions(BaseModel):
         texts = tuple(filter(None, items)) if is_texts else ()
         if not is_texts or (isinstance(value, str) and value.strip() and not texts):
             raise OptionError(
-                f"build option {info.field_name!r} cannot be {value!r:.80}: it is a text, or a list of texts",
+                f"build option {info.field_name!r} cannot be {value!r:.80}: it must be a text, or a list of texts",
                 at=f"{info.field_name}={value!r:.80}",
-                fix=f"such as {info.field_name}={_EXAMPLES[info.field_name or '']!r}",
+                fix=f"give a text, such as {info.field_name}={_EXAMPLES[info.field_name or '']!r}",
             )
         return texts
 

@@ -128,7 +128,7 @@ def operands(statement: Statement) -> tuple[int, ...]:
 
 
 def collapse(loop: Loop) -> Loop:
-    """The same loop with neighbouring axes joined where every parameter walks them as one.
+    """Join neighbouring axes of a loop that every parameter walks as one axis, and return the joined loop.
 
     The columns of a loop with reductions stay as they are; so does a column axis that a parameter broadcasts over.
     """

@@ -96,7 +96,7 @@ class MemoRun:
         """The values of all nodes in each step. Raises PassError if a node fails to run."""
         steps = sequence_inputs(graph, self.tokens, chunk_sizes=self.chunks(graph), block_size=self.block_size)
         kept: dict[str, _Call] = {}
-        calls: list[StepValues] = []
+        of_steps: list[StepValues] = []
         carried: dict[str, Value] = {}
         caches = {n.name for n in graph.inputs() if n.name.startswith(("kv_cache_", "state_"))}
         try:
@@ -104,12 +104,12 @@ class MemoRun:
                 before = {name: value_of(tensor) for name, tensor in inputs.items() if name not in carried} | carried
                 after = self._run(graph, before, kept)
                 carried = {name: after[name] for name in caches}
-                calls.append(StepValues(before, after))
+                of_steps.append(StepValues(before, after))
         finally:
             self._memo = kept
             # Entries of an older graph may hold tensors that are no longer needed.
             self._known_recipes, self._recipe_keys = self._recipe_keys, {}
-        return calls
+        return of_steps
 
     def _run(self, graph: ModelGraph, inputs: dict[str, Value], kept: dict[str, _Call]) -> dict[str, Value]:
         values: dict[fx.Node, Value] = {}
@@ -150,7 +150,7 @@ def default_chunks(count: int) -> tuple[int, ...]:
 
 
 def value_of(content: Any) -> Value:
-    """A value with the key of its content."""
+    """Wrap a value with a key: equal contents have equal keys."""
     return Value(_key(content), lambda: content)
 
 

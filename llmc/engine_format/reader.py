@@ -279,7 +279,7 @@ def _program(files: EngineFiles, manifest: Manifest, name: str) -> Program:
 
 
 def of_rank(engine: EngineDirectory, rank: int) -> EngineDirectory:
-    """The same engine as a rank runs it: with the program of its stage, and its own weights."""
+    """The part of an engine that a rank runs: the program of its stage, and the rank's weights."""
     stage = engine.stages[engine.program.layout.stage_of(rank)]
     tensors = find_weights(engine.files, stage.program, rank)
     return replace(engine, program=stage.program, executable=stage.executable, tensors=tensors)

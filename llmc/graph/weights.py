@@ -85,7 +85,7 @@ def evaluate(recipe: Recipe, source: WeightSource, rank: int = 0) -> Tensor:
 
 
 def renamed(recipe: Recipe, names: Mapping[str, str]) -> Recipe:
-    """The same of tensors that another source calls otherwise: `names` by those that the recipe has."""
+    """Rename the stored tensors of a recipe. names: another source's name by each name in the recipe."""
     if isinstance(recipe, Stored):
         return replace(recipe, name=names[recipe.name])
     if isinstance(recipe, PerRank):
@@ -106,7 +106,7 @@ def identifier(name: str) -> str:
 
 
 def is_per_rank(recipe: Recipe) -> bool:
-    """Whether ranks have different tensors."""
+    """Whether a recipe gives ranks different tensors."""
     return any(map(is_per_rank, _operands(recipe))) if isinstance(recipe, Derived) else isinstance(recipe, PerRank)
 
 

@@ -68,8 +68,8 @@ def ragged_attention(
     window: int | None = None,
     softcap: float | None = None,
 ) -> Tensor:
-    """The same of several texts, whose tokens follow each other: those of text r are
-    query_starts[r]:query_starts[r + 1], int32."""
+    """`bidirectional_attention` of several texts, whose tokens are concatenated. query_starts: int32; text r has the
+    tokens query_starts[r]:query_starts[r + 1]."""
     out = q.new_empty((q.shape[0], q.shape[1], v.shape[2]))
     starts = query_starts.tolist()
     for begin, end in pairwise(starts):

@@ -68,8 +68,8 @@ def paged_choose_keys(
     count: int,
     tree_masks: Tensor | None = None,
 ) -> Tensor:
-    """The same of a ragged batch, as in paged_attention. A key is its row of k_cache and then its row of v_cache, both
-    of one head."""
+    """`choose_keys` of a ragged batch, whose arguments are as in paged_attention. A key is its row of k_cache followed
+    by its row of v_cache; both caches have one head."""
     out = q.new_empty((q.shape[0], count), dtype=torch.int32)
     masks = [0] * q.shape[0] if tree_masks is None else tree_masks.tolist()
     for r, length in enumerate(context_lens.tolist()):

@@ -35,7 +35,7 @@ def check_named_inputs(passes: Sequence[Pass], options: BuildOptions) -> None:
 
 
 def check_build_inputs(passes: Sequence[Pass], options: BuildOptions) -> None:
-    """The same, for a build, whose passes read weights and so need the calibration text that a scheme asks for.
+    """Check the named passes and files of a build, and that it has the calibration text that its schemes need.
 
     Raises:
         OptionError: Also if a scheme needs activations and no text is given.

@@ -44,7 +44,7 @@ class Pattern:
 
     @property
     def name(self) -> str:
-        """The function's."""
+        """The name of the function that was traced."""
         return self.function.__name__
 
 

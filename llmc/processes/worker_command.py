@@ -41,7 +41,7 @@ def worker_environment(environ: Mapping[str, str] | None = None) -> dict[str, st
 
 
 def minimal_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The same for a process that runs what others have written: only what it needs to start."""
+    """The variables that a process needs to start, for one that runs untrusted code; see `worker_environment`."""
     environ = os.environ if environ is None else environ
     kept = {name: value for name, value in environ.items() if name in _HARMLESS or name.startswith("LC_")}
     return {**kept, "PYTHONPATH": _import_path(environ)}

@@ -86,7 +86,7 @@ class GlobalMemory:
                 )
 
     def find(self, address: int) -> Buffer | None:
-        """The buffer that an address lies in."""
+        """The buffer that contains an address; None if none does."""
         place = bisect_right(self._starts, address) - 1
         buffer = self._buffers[place] if place >= 0 else None
         return buffer if buffer is not None and address < buffer.end else None

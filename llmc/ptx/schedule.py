@@ -74,7 +74,7 @@ class Schedule:
             self.go(following, whole(staying, self.shape))
 
     def end(self, mask: Mask) -> None:
-        """Threads return. Threads that wait for the rest of their warp are checked again."""
+        """End the threads of the mask, and check the threads that wait for the rest of their warp again."""
         self.alive = self.living() & ~whole(mask, self.shape)
         for place, held in self.gathering.items():
             self.go(place, held)

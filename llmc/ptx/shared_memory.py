@@ -79,8 +79,11 @@ class SharedMemory:
         self.words(nbytes)[index >> nbytes.bit_length() - 1] = words
 
     def store_checked(self, index: Indices, nbytes: int, lanes: Indices, words: Values, at: Instruction) -> None:
-        """The same for threads, which must be in order. Several threads may write the same word to one place in one
-        instruction: a reduction, or a layout that repeats values, leaves them with all of them."""
+        """Write a word per thread, and report races. lanes: the threads, in order.
+
+        Several threads may write the same word to one place in one instruction: a reduction, or a layout that repeats
+        values, leaves the word with all of them.
+        """
         lost, winners = self.shadow.write(index, nbytes, lanes, at)
         self.store(index, nbytes, words)
         if not len(lost):

@@ -37,7 +37,7 @@ class Rows:
     logits: Tensor
 
     def without_logits(self) -> "Rows":
-        """The same, in a fraction of the memory."""
+        """These rows without their logits, which take most of the memory."""
         return replace(self, logits=self.logits[:0].clone())
 
     def after(self, prompt: int) -> "Rows":

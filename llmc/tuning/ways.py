@@ -41,8 +41,17 @@ def choose_ways(
     seconds: Callable[[Sequence[Launch], StepShape], float],
     tell: Callable[[str], None],
 ) -> tuple[list[Alternative], tuple[Tuned, ...]]:
-    """Return the fastest alternative of each site at which one is faster than the launched kernel. seconds: measures
-    launches."""
+    """Measure the alternatives of each site, and return those that are faster than the launched kernels.
+
+    Args:
+        program: The program whose launches are tuned.
+        usable: The alternatives whose kernels compiled.
+        seconds: Measures launches at a shape.
+        tell: Called with one line per site.
+
+    Returns:
+        The fastest alternative of each site where one is faster, and a record of every site.
+    """
     sites: dict[tuple[int, int], list[Alternative]] = {}
     for alternative in usable:
         sites.setdefault((alternative.first, alternative.last), []).append(alternative)

@@ -75,7 +75,7 @@ def packed_weight(weight: OnnxWeight, bits: int) -> OnnxWeight:
 
 
 def packed_codes(codes: Tensor, bits: int) -> Tensor:
-    """The same of their numbers."""
+    """Pack signed codes or zeros [rows, columns] for MatMulNBits: unsigned, two 4-bit numbers per byte."""
     unsigned = (codes.to(torch.int16) + (1 << (bits - 1))).to(torch.uint8)
     if bits == 8:
         return unsigned.contiguous()

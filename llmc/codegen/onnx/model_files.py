@@ -76,7 +76,10 @@ def write_model_files(
 
 
 def copy_engine_model(engine: EngineDirectory, directory: Path, advance: Callable[[int], None]) -> WrittenModel:
-    """The same of an engine for onnxruntime: its own model, with the weights as the engine has them."""
+    """Write MODEL_NAME and WEIGHTS_NAME of an engine for onnxruntime: its model and weights, unchanged.
+
+    advance: called with the bytes of each weight.
+    """
     stored = {slot.name: entry for slot, entry in zip(engine.program.weights, engine.tensors, strict=True)}
 
     def elements(slot: WeightSlot) -> memoryview:

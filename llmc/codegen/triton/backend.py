@@ -89,7 +89,9 @@ class TritonBackend:
     def sparse_nbytes(
         self, shape: tuple[int, ...], layout: Layout, dtype: torch.dtype, count: int, scales: torch.Tensor | None
     ) -> int:
-        raise LoweringError(f"{self._target.name} keeps masks in rows", at=f"layout {layout.value}")
+        raise LoweringError(
+            f"{self._target.name} stores the masks of sparse weights in rows only", at=f"layout {layout.value}"
+        )
 
     def loop_call(self, name: str, loop: Loop, pointers: Sequence[Operand]) -> KernelCall:
         arguments: dict[str, Argument] = {f"p{i}": pointer for i, pointer in enumerate(pointers)}

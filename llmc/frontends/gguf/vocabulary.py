@@ -61,7 +61,7 @@ def read_vocabulary(metadata: Metadata, size: int) -> Vocabulary:
     kinds = section.numbers("token_type") if section.has("token_type") else (_NORMAL,) * len(tokens)
     if len(tokens) > size or len(kinds) != len(tokens):
         raise CheckpointError(
-            f"the vocabulary has {len(tokens)} tokens and {len(kinds)} types of tokens, the model {size} rows",
+            f"the vocabulary has {len(tokens)} tokens and {len(kinds)} token types, the embedding table {size} rows",
             at=metadata.at,
             fix="convert the model again",
         )

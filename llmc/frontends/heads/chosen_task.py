@@ -34,7 +34,7 @@ def chosen_task(settings: Mapping[str, Any], directory: Path, asked: TaskChoice)
 
 
 def task_of_model(model: Any, asked: TaskChoice) -> Task | None:
-    """The same for a transformers model that is in memory."""
+    """Return the task of a transformers model in memory, None if it generates; see `chosen_task`."""
     if asked != "auto":
         return None if asked == "generate" else Task(asked)
     if type(model).__name__.endswith(_CLASSIFIER):

@@ -53,7 +53,7 @@ class Call:
         return self.known(index) if self.makes_numbers else self.tensor(index)
 
     def optional(self, index: int) -> Tensor | None:
-        """The same, None if it was left out."""
+        """An input as a tensor, or None if it was left out."""
         return self.tensor(index) if self.has(index) else None
 
     def known(self, index: int) -> Known:

@@ -65,7 +65,7 @@ def whole(node: OnnxNode, name: str, default: int | None = None, *, least: int =
 
 
 def initializer(node: OnnxNode, graph: OnnxGraph, index: int) -> OnnxTensor:
-    """An input that is stored."""
+    """A node's input that must be an initializer. Raises CaptureError if it is not one."""
     name = node.inputs[index] if index < len(node.inputs) else ""
     tensor = graph.tensors.get(name)
     if tensor is None:
@@ -74,7 +74,7 @@ def initializer(node: OnnxNode, graph: OnnxGraph, index: int) -> OnnxTensor:
 
 
 def optional_initializer(node: OnnxNode, graph: OnnxGraph, index: int) -> OnnxTensor | None:
-    """The same, None if it was left out."""
+    """A node's optional input, an initializer; None if it was left out."""
     return initializer(node, graph, index) if index < len(node.inputs) and node.inputs[index] else None
 
 

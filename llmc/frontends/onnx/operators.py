@@ -46,7 +46,7 @@ def check_operators(model: OnnxModel, nodes: Iterable[OnnxNode]) -> None:
 
 
 def unknown_operator(node: OnnxNode) -> CaptureError:
-    """Names the node, its operator, and what to do."""
+    """The error for a node whose operator llmc does not translate."""
     fix = (
         "export the model without it, or build it from its safetensors; docs/onnx.md lists the operators that are read"
     )

@@ -82,7 +82,7 @@ def _convert(
             made = converter.convert(first, model=model, config=model.config)
     except Exception as error:  # Whatever transformers' code meets with tensors that it did not expect.
         raise CheckpointError(
-            f"transformers does not make {first} of {len(names)} tensors ({names[0]}, …): {error}",
+            f"transformers cannot make {first} from {len(names)} stored tensors ({names[0]}, …): {error}",
             at=at,
             fix="check that config.json belongs to these weights and that all shards are there",
         ) from None

@@ -157,7 +157,7 @@ def both_ways_attention_hook(
     softcap: float | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """The same where a mask may say that tokens see each other; all others go on to `attention_hook`."""
+    """Attention of a model whose masks may let all tokens see each other; other masks go to `attention_hook`."""
     bounds: _Bounds | None = getattr(attention_mask, _BOUNDS, None)
     if bounds is None or not bounds.both_ways:
         return attention_hook(module, query, key, value, attention_mask, scaling, softcap=softcap, **options)
@@ -176,7 +176,7 @@ def both_ways_attention_hook(
 
 
 def both_ways_mask_hook(mask_function: Callable[..., Any], **sizes: Any) -> Tensor | None:
-    """The same, of masks that hide nothing, or only what is farther away than a window."""
+    """The mask of a bidirectional layer, as a record of its bounds: none, or a window. See `mask_hook` for others."""
     kinds = _kinds(mask_function)
     if not kinds <= {_BIDIRECTIONAL, _BIDIRECTIONAL_SLIDING, "packed_sequence_mask_function"}:
         return mask_hook(mask_function, **sizes)

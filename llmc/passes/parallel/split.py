@@ -20,7 +20,7 @@ class Split:
     length: int
 
     def of(self, scale: Scale) -> "Split":
-        """The same of another axis of the class."""
+        """The division of another axis of the class, in that axis's elements."""
         spans = tuple(scale.own(*span) for span in self.spans)
         return Split(spans, -(-self.length // scale.per) * scale.unit)
 
@@ -36,8 +36,9 @@ class Split:
 
 
 def split_class(axes: AxesClass, ranks: int) -> Split | None:
-    """The split with the least on each rank, and of those with the fewest ranks that have none; None if none leaves
-    each less than all.
+    """The split with the fewest elements per rank, and of those the one with the fewest empty ranks.
+
+    None if every split leaves some rank all elements.
 
     An axis of `shared` units has one unit for all elements of a rank, or whole units only: so query heads stay with
     the KV head that they read, and codes with their scale.
@@ -52,8 +53,7 @@ def split_class(axes: AxesClass, ranks: int) -> Split | None:
 
 
 def in_panels(axes: AxesClass, split: Split) -> Split | None:
-    """The same, but padded to where each expert's rows begin with another panel of them; None if that leaves each rank
-    all."""
+    """Pad a split so that each expert's rows begin at a panel. None if each rank would then have all rows."""
     multiple = 1
     for (node, _), scale in axes.members.items():
         if is_of_experts(node):

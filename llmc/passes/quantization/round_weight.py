@@ -44,7 +44,7 @@ class RoundedWeight:
         return self._with({name: part[span] for name, part in self.parts().items()})
 
     def in_file(self) -> "RoundedWeight":
-        """The same, not in memory."""
+        """This weight with its parts in files of the cache directory instead of memory."""
         return self._with({name: file_backed(part) for name, part in self.parts().items()})
 
     def put(self, span: slice, other: "RoundedWeight") -> None:

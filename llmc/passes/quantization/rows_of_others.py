@@ -14,8 +14,10 @@ _aten = torch.ops.aten
 
 
 def rows_of(recipe: Recipe, part: str, dtype: torch.dtype) -> Recipe | None:
-    """The same rows of a part, `codes` or `scales`, of each stored matrix; None if more is done than to put rows
-    together."""
+    """The recipe that takes the same rows from a part of each stored matrix. part: `codes` or `scales`.
+
+    None if the recipe does more than join rows.
+    """
     whole = transposed_experts(recipe)
     if whole is not None:
         return Stored(f"{whole.name}::{part}", dtype)

@@ -85,7 +85,7 @@ class OnnxRuntimeExecutor:
             self._binding.bind_ortvalue_input(name, value)
 
     def step(self, step: Step) -> Logits:
-        """Part by part, or tile by tile."""
+        """Run a step, and return its logits. The model runs once per part of the step, or once per tile."""
         step = step.for_groups(self._blocks[1:])
         return self._step_in_tiles(step) if self._in_tiles else self._step_in_parts(step)
 

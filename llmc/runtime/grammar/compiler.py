@@ -127,7 +127,7 @@ class GrammarCompiler:
         return compiled
 
     def compiled(self, grammar: Grammar) -> CompiledGrammar | None:
-        """The same at once, if the grammar is among those that are kept."""
+        """The compiled grammar, if it is kept; None if it would have to be compiled."""
         with self._lock:
             compiled = self._compiled.get(grammar)
             if compiled is not None:

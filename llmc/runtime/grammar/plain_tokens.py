@@ -10,7 +10,7 @@ from typing import Any
 
 
 def with_plain_tokens(text: str, ends: Collection[int]) -> str:
-    """The same tokenizer.json, with added tokens that are not special among the words; as it is if there are none.
+    """Move the added tokens of a tokenizer.json that are not special to its words, and return its text.
 
     ends: ids of tokens that end an output, which are not text either.
     """

@@ -91,7 +91,7 @@ def serve_steps(
 
 
 def take_cores(index: int, count: int) -> None:
-    """An equal part of this process's, so that the ranks of a machine do not displace each other.
+    """Pin this process to an equal part of its cores, so that the ranks of a machine do not displace each other.
 
     Not for the first rank: its process belongs to the user, and its other threads and engines would also be pinned.
     """

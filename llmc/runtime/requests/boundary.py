@@ -32,7 +32,7 @@ def attempt(work: Callable[[*Given], Found], *given: *Given) -> Found | RequestE
 
 
 def attempts(work: Callable[[*Given], Found], rows: Iterable[tuple[*Given]]) -> list[Found | RequestError]:
-    """The same of each row of arguments, one request's each; `rows` itself is on this side of the boundary."""
+    """Call `attempt` for each row of arguments, one request per row. Errors of the iterable itself are raised."""
     return [attempt(work, *row) for row in rows]
 
 

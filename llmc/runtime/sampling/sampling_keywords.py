@@ -76,7 +76,7 @@ def chosen_params(params: SamplingParams | None, keywords: SamplingKeywords) -> 
 def params_of_each(
     count: int, params: SamplingParams | Sequence[SamplingParams] | None, keywords: SamplingKeywords
 ) -> list[SamplingParams]:
-    """The same for `count` prompts, which may have one params each."""
+    """The sampling parameters of each of `count` prompts: one for all, or one each. Raises as `chosen_params`."""
     if params is None or isinstance(params, SamplingParams):
         return [chosen_params(params, keywords)] * count
     if not isinstance(params, Sequence):

@@ -108,7 +108,7 @@ def error_events(error: ApiError) -> bytes:
 
 
 def typed_error_event(error: ApiError, sequence_number: int) -> bytes:
-    """The same for a stream of typed events: OpenAI's `error` event."""
+    """Return the last event of a failed stream of typed events: OpenAI's `error` event."""
     body = error_body(error.status, error.message, error.param, error.code)["error"]
     event = {"type": "error", **{name: body[name] for name in ("code", "message", "param")}}
     return f"event: error\ndata: {json.dumps({**event, 'sequence_number': sequence_number})}\n\n".encode()

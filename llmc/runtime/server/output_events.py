@@ -37,7 +37,7 @@ Event = Thought | Text | CallBegun | CallArguments
 
 
 def joined(events: Iterable[Event]) -> list[Event]:
-    """The same events with neighbouring pieces of one kind put together."""
+    """Join neighbouring pieces of one kind, and return the events."""
     merged: list[Event] = []
     for event in events:
         last = merged[-1] if merged else None

@@ -88,8 +88,16 @@ def template_environment() -> Environment:
 
 
 def answer(program: Programs, question: dict[str, Any]) -> dict[str, Any]:
-    """`prompt` and `warnings`; `lacks` and `describes_tools` of each template if no conversation is given; or `error`
-    with the reason in one line if the template fails."""
+    """Answer the engine's question about its templates, as a JSON object.
+
+    Args:
+        program: Compiles a template's source.
+        question: The sources, the conversation with its tools and variables, or no conversation.
+
+    Returns:
+        `prompt` and `warnings` for a conversation; without one, `lacks` and `describes_tools` of each template. If the
+        template fails, `error`: the reason in one line.
+    """
     programs = [program(source, question["special_tokens"]) for source in question["sources"]]
     try:
         if question["messages"] is None:
