@@ -25,7 +25,10 @@ class SideViews:
 
     @staticmethod
     def of(graph: ModelGraph, views: Views, output: View, edges: nx.DiGraph) -> "SideViews":
-        """edges: from computing nodes to those that read their results."""
+        """Find the views of a graph's side outputs, and what each of them needs.
+
+        edges: from computing nodes to those that read their results.
+        """
         sides = {name: _view(name, node, views) for name, node in graph.sides().items()}
         if not sides:
             return SideViews({}, {})

@@ -27,7 +27,10 @@ class Allowed:
 
 
 def allowed_difference(manifest: Manifest, own: Comparison | None) -> Allowed:
-    """own: Hugging Face in the engine's dtype against itself in fp32; None if that was not asked."""
+    """Return the difference that an engine may have from Hugging Face, and the reason for it.
+
+    own: Hugging Face in the engine's dtype against itself in fp32; None if that was not measured.
+    """
     lossy, dtype = lossy_budget(manifest), manifest.model.dtype
     because = "" if lossy is None else f"; {lossy[0]} may cost {lossy[1]:g}"
     more = 0.0 if lossy is None else lossy[1]

@@ -18,8 +18,11 @@ from llmc.ops.registry import FROM_SERVING, UNTIL_SERVING, op
 def attend_both_ways(
     q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None, softcap: float | None
 ) -> Tensor:
-    """q: [tokens, heads, head_dim]; k, v: [tokens, kv_heads, head_dim] of the same tokens. window: a query sees those
-    nearer than that, on both sides. softcap: scores become softcap·tanh(score / softcap). Returns fp32."""
+    """Attention without a causal mask.
+
+    q: [tokens, heads, head_dim]; k, v: [tokens, kv_heads, head_dim] of the same tokens. window: a query
+    sees the keys nearer than that, on both sides. softcap: scores become softcap·tanh(score / softcap). Returns fp32.
+    """
     group = q.shape[1] // k.shape[1]
     keys, values = (x.float().repeat_interleave(group, dim=1) for x in (k, v))
     scores = torch.einsum("qhd,khd->hqk", q.float(), keys) * scale

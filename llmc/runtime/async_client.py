@@ -44,7 +44,7 @@ class Client:
         finished: float | None = None,
         error: RequestError | None = None,
     ) -> News:
-        """finished: when, for the last ones."""
+        """Make the next message of a stream. finished: the time at which the request ended, for the last message."""
         first, times = self.first, self.times
         if times is None or finished is not None:
             times = self.times = RequestTimes(self.arrived, first.standing.started, self.first_token, finished)

@@ -33,8 +33,11 @@ def machine_of(
     link: str | None = None,
     recorded: Path | None = None,
 ) -> Machine:
-    """memory_bytes: memory of one rank; by default that of the target, or a CPU rank's part of the free memory here.
-    link: a name of targets/links.py. recorded: as in Machine. Raises OptionError for an unknown link or zero memory."""
+    """Return the machine that a simulation runs on.
+
+    memory_bytes: memory of one rank; by default that of the target, or a CPU rank's part of the free memory here.
+    link: a name of targets/links.py. recorded: as in Machine. Raises OptionError for an unknown link or zero memory.
+    """
     if link is not None and link not in LINKS:
         raise OptionError(f"there is no link {link!r}", at=f"--link {link}", fix=f"links: {', '.join(LINKS)}")
     if memory_bytes is not None and memory_bytes < 1:

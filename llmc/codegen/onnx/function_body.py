@@ -136,7 +136,10 @@ class InnerBody(Body):
     def graph(
         self, name: str, inputs: Mapping[str, int], outputs: Mapping[str, int], scalars: Collection[str] = ()
     ) -> onnx.GraphProto:
-        """inputs, outputs: element types by name, in order. scalars: the names among them whose shape is known."""
+        """Return the statements as a graph, for a node that runs one.
+
+        inputs, outputs: element types by name, in order. scalars: the names among them whose shape is known.
+        """
 
         def infos(values: Mapping[str, int]) -> list[onnx.ValueInfoProto]:
             return [

@@ -32,7 +32,10 @@ def row_bytes(columns: int, layout: Layout) -> int:
 
 
 def code_rows(codes: Tensor, layout: Layout) -> Tensor:
-    """codes: [out, in], int8 or uint8, as in llmc/ops/weight_codes.py, in the layout, 1-D, of their dtype or uint8."""
+    """Pack codes in a layout, as a 1-D tensor of their dtype or uint8.
+
+    codes: [out, in], int8 or uint8, as in llmc/ops/weight_codes.py.
+    """
     if layout is Layout.CODE_ROWS:
         return torch.nn.functional.pad(codes, (0, -codes.shape[1] % ROW_ALIGNMENT)).reshape(-1).contiguous()
     bits = _bits(layout)

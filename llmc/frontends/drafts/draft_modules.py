@@ -31,7 +31,7 @@ class Eagle3FirstLayer(nn.Module):
             setattr(self.self_attn, name, wide)
 
     def forward(self, hidden_states: Tensor, **options: Any) -> Tensor:
-        """hidden_states: [1, T, 2 · width], the embeddings first; returns [1, T, width]."""
+        """Run the layer. hidden_states: [1, T, 2 · width], the embeddings first. Returns [1, T, width]."""
         embedding, hidden = hidden_states.chunk(2, dim=-1)
         normed = self.hidden_norm(hidden)
         both = torch.cat((self.input_layernorm(embedding), normed), dim=-1)
@@ -53,8 +53,11 @@ class Eagle3Draft(nn.Module):
         self.norm_output = norm_output
 
     def forward(self, input_ids: Tensor, positions: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """input_ids, positions: [1, T]; hidden: [1, T, width], fp32. Returns logits [1, T, draft vocabulary] and
-        hidden states of the model's dtype."""
+        """Run the draft.
+
+        input_ids, positions: [1, T]; hidden: [1, T, width], fp32. Returns logits [1, T, draft vocabulary] and
+        hidden states of the model's dtype.
+        """
         embedding = self.embed_tokens(input_ids)
         both = torch.cat((embedding, hidden.to(embedding.dtype)), dim=-1)
         x = self.decoder(inputs_embeds=both, position_ids=positions, use_cache=False).last_hidden_state

@@ -55,7 +55,10 @@ class Vocabulary:
 
 
 def read_vocabulary(metadata: Metadata, size: int) -> Vocabulary:
-    """size: rows of the embedding. Raises CheckpointError for a vocabulary that does not fit."""
+    """Read the vocabulary of a GGUF file.
+
+    size: rows of the embedding. Raises CheckpointError for a vocabulary that does not fit.
+    """
     section = metadata.of(_PREFIX)
     tokens = section.texts("tokens")
     kinds = section.numbers("token_type") if section.has("token_type") else (_NORMAL,) * len(tokens)

@@ -33,7 +33,7 @@ class RowModule(nn.Module):
             _read_every_row(model, self._pooling)
 
     def forward(self, input_ids: Tensor, positions: Tensor) -> Tensor:
-        """input_ids, positions: [1, T]; returns [1, T, width]."""
+        """Run the model and its head. input_ids, positions: [1, T]. Returns [1, T, width]."""
         with explained_at_once():
             if self._embeds:
                 rows = pooled(self._call(self.model, input_ids, positions).last_hidden_state, self._pooling)
@@ -62,7 +62,7 @@ class RowModule(nn.Module):
 
 
 def pooled(states: Tensor, pooling: Pooling) -> Tensor:
-    """states: [1, T, C]; after each token what the text up to it is pooled to, in the same shape."""
+    """Pool hidden states over the text up to each token. states: [1, T, C]. Returns the same shape."""
     if pooling is Pooling.LAST:
         return states
     rows: Tensor = torch.ops.llmc.pool.default(states.squeeze(0), pooling.value)

@@ -49,7 +49,7 @@ class OnnxDecoder(nn.Module):
         self._longest = longest if any(node.op == "If" for node in graph.nodes) else None
 
     def forward(self, input_ids: Tensor, positions: Tensor) -> Tensor:
-        """input_ids, positions: [1, T] int64; returns [1, T, vocabulary]."""
+        """Run the graph. input_ids, positions: [1, T] int64. Returns [1, T, vocabulary]."""
         if input_ids.shape[1] != positions.shape[1]:  # Lets the trace know that both have the one T.
             raise CaptureError("the number of positions differs from the number of tokens", at=self._model.file)
         if self._longest is not None:

@@ -76,8 +76,11 @@ _SEQUENCE_AXIS = 2
 
 
 def read_interface(graph: OnnxGraph, file: Path, head_dim: int | None) -> Interface:
-    """head_dim: that of the cache, if the file's shapes leave it open. Raises CaptureError for inputs that a decoder
-    does not have."""
+    """Read the roles of a decoder's inputs and outputs.
+
+    head_dim: the cache's, if the file's shapes leave it open. Raises CaptureError for inputs that a
+    decoder does not have.
+    """
     roles: dict[str, Role] = {}
     past: dict[str, tuple[int, ...]] = {}
     for value in graph.inputs:

@@ -52,7 +52,7 @@ def own_operator(node: OnnxNode) -> OpOverload | None:
 
 
 def called(op: OpOverload, call: Call, inputs: Sequence[str]) -> Translated:
-    """inputs: the names of the function's."""
+    """Call an op with the inputs of a function. inputs: the names of the function's inputs."""
     tensors = {argument.name for argument in op._schema.arguments if "Tensor" in str(argument.type)}
     given = {
         # One of a list is called after it.

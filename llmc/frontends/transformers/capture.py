@@ -164,7 +164,7 @@ class LogitsOnly(nn.Module):
         self._numbers_ids = numbers_ids(model)
 
     def forward(self, input_ids: Tensor, positions: Tensor) -> Tensor:
-        """input_ids, positions: [1, T]; returns [1, T, vocab]."""
+        """Run the model. input_ids, positions: [1, T]. Returns [1, T, vocab]."""
         with explained_at_once():
             given = {} if self._numbers_ids else {"position_ids": positions}
             logits: Tensor = self.model(input_ids=input_ids, use_cache=False, **given).logits

@@ -76,7 +76,9 @@ def attention_hook(
     indices: Tensor | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """query: [1, heads, T, head_dim], key and value: [1, kv_heads, T, head_dim]; returns [1, T, heads, head_dim].
+    """Attention as transformers calls it, captured as llmc::attention.
+
+    query: [1, heads, T, head_dim], key and value: [1, kv_heads, T, head_dim]; returns [1, T, heads, head_dim].
 
     s_aux: [heads]; sinks: [1, heads, T, 1]. position_bias: [1, heads, T, extent], of the keys 0, 1, … positions back.
     indices: [1, T, chosen], of the keys that an indexer lets each query see: llmc's own, or all keys, or it is refused.

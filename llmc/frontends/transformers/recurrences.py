@@ -22,7 +22,10 @@ def rwkv_linear_attention(
     state: None = None,
     return_state: bool = False,
 ) -> tuple[Tensor, None]:
-    """time_decay, time_first: [channels]; key, value: [1, T, channels]. Returns [1, T, channels] in key's dtype."""
+    """RWKV's attention, as scans over tokens.
+
+    time_decay, time_first: [channels]; key, value: [1, T, channels]. Returns [1, T, channels] in key's dtype.
+    """
     k, v = key.squeeze(0).float(), value.squeeze(0).float()
     decay = torch.zeros_like(k) - torch.exp(time_decay.float())
     running = _llmc.linear_recurrence.default(k, decay, -1e38, True)
@@ -47,8 +50,11 @@ def mlstm(
     fgate: Tensor,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """query, key: [1, heads, T, key_dim]; value: [1, heads, T, value_dim]; igate, fgate: [1, heads, T]. Returns [1,
-    heads, T, value_dim]."""
+    """xLSTM's matrix memory, as scans over tokens.
+
+    query, key: [1, heads, T, key_dim]; value: [1, heads, T, value_dim]; igate, fgate: [1, heads, T]. Returns [1,
+    heads, T, value_dim].
+    """
     q, k, v = (tensor.squeeze(0).transpose(0, 1).float() for tensor in (query, key, value))
     added, kept = igate.squeeze(0).t().float(), -softplus(-fgate.squeeze(0).t().float())
     running = _llmc.linear_recurrence.default(added, kept, 0.0, True)
@@ -64,8 +70,11 @@ def mlstm(
 def rg_lru(
     self: Any, hidden_states: Tensor, recurrent_gate: Tensor, reset: Tensor, recurrent_states: None, **options: Any
 ) -> tuple[Tensor, None]:
-    """hidden_states, recurrent_gate: [1, T, channels]. A sequence begins at position 0, so `reset` says nothing new.
-    Returns [1, T, channels]."""
+    """The recurrence of RecurrentGemma, as a scan over tokens.
+
+    hidden_states, recurrent_gate: [1, T, channels]. A sequence begins at position 0, so `reset` says nothing new.
+    Returns [1, T, channels].
+    """
     x, decay = hidden_states.squeeze(0).float(), recurrent_gate.squeeze(0).float()
     y = decay * _llmc.linear_recurrence.default(x, decay) + x
     return y.to(hidden_states.dtype).unsqueeze(0), None

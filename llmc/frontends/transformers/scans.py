@@ -51,7 +51,10 @@ def scans_as_ops(model: nn.Module) -> Iterator[None]:
 def causal_conv1d_fn(
     hidden_states: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str | None = None, **options: Any
 ) -> Tensor:
-    """hidden_states: [1, channels, T]; weight: [channels, width]. Returns [1, channels, T]."""
+    """The causal convolution of Mamba's layers, as llmc::causal_conv.
+
+    hidden_states: [1, channels, T]; weight: [channels, width]. Returns [1, channels, T].
+    """
     _refuse("causal_conv1d_fn", options)
     x = hidden_states.squeeze(0).t()
     y: Tensor = _llmc.causal_conv.default(x, weight.t(), bias)
@@ -77,7 +80,10 @@ def mamba_selective_scan(
     use_associative_scan: bool = False,
     **options: Any,
 ) -> Tensor:
-    """hidden_states, dt, z: [1, channels, T]; A: [channels, n]; B, C: [1, n, T]. Returns [1, channels, T], fp32."""
+    """Mamba's scan, as llmc::selective_scan.
+
+    hidden_states, dt, z: [1, channels, T]; A: [channels, n]; B, C: [1, n, T]. Returns [1, channels, T], fp32.
+    """
     _refuse("mamba_selective_scan", {**options, "return_last_state": return_last_state})
     x, dt, B, C = (tensor.squeeze(0).t().float() for tensor in (hidden_states, dt, B, C))
     y: Tensor = _llmc.selective_scan.default(x, _positive(dt, delta_bias, delta_softplus), A.float(), B, C)
@@ -103,8 +109,11 @@ def mamba2_chunk_scan(
     return_final_states: bool = False,
     **options: Any,
 ) -> Tensor:
-    """hidden_states: [1, T, heads, head_dim]; dt: [1, T, heads]; A: [heads]; B, C: [1, T, groups, n]. Returns
-    [1, T, heads, head_dim], fp32."""
+    """Mamba 2's scan, as llmc::linear_attention.
+
+    hidden_states: [1, T, heads, head_dim]; dt: [1, T, heads]; A: [heads]; B, C: [1, T, groups, n]. Returns
+    [1, T, heads, head_dim], fp32.
+    """
     asked = {"initial_states": initial_states, "return_final_states": return_final_states}
     _refuse("mamba2_chunk_scan", {**options, **asked})
     x, dt, B, C = (tensor.squeeze(0).float() for tensor in (hidden_states, dt, B, C))
@@ -130,8 +139,11 @@ def chunk_gated_delta_rule(
     use_qk_l2norm_in_kernel: bool = False,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """query, key: [1, T, groups, key_dim]; value: [1, T, heads, value_dim]; g: [1, T, heads], of Kimi's [1, T, heads,
-    key_dim]; beta: [1, T, heads]. Returns [1, T, heads, value_dim] in query's dtype."""
+    """The gated delta rule, as llmc::linear_attention.
+
+    query, key: [1, T, groups, key_dim]; value: [1, T, heads, value_dim]; g: [1, T, heads], of Kimi's [1, T, heads,
+    key_dim]; beta: [1, T, heads]. Returns [1, T, heads, value_dim] in query's dtype.
+    """
     asked = {"initial_state": initial_state, "output_final_state": output_final_state}
     _refuse("chunk_gated_delta_rule", {**options, **asked})
     q, k, v, decay, betas = (tensor.squeeze(0).float() for tensor in (query, key, value, g, beta))

@@ -24,8 +24,11 @@ def less_than_one(inner: InnerAxes, ratio: float) -> str:
 
 
 def check_rules(graph: ModelGraph, pruning: Pruning, classes: Sequence[InnerAxes]) -> None:
-    """classes: all that may lose something, of both kinds, because a rule may be for only one of them. A rule may name
-    a layer that went. Raises OptionError."""
+    """Raise OptionError for a rule of `prune` that removes nothing.
+
+    classes: all axes that may lose units, of both kinds, because a rule may be for only one of them. A rule may name a
+    layer that was dropped.
+    """
     gone = [module for part in graph.pruned for module in part.modules]
     for rule in pruning.rules:
         if rule.scheme is None or any(map(rule.matches, gone)):

@@ -24,7 +24,11 @@ def generation_request(
     tenant: str | None,
     limit_field: str = "max_tokens",
 ) -> GenerationRequest:
-    """tenant: cached prefixes are shared within it. limit_field: the request's field with the token limit."""
+    """Return the engine's request for a chat request.
+
+    tenant: cached prefixes are shared within it. limit_field: the field of the body with the token limit. Raises
+    ApiError for values that contradict each other.
+    """
     asked = asked_tokens(body)
     if asked == 0:
         raise bad_request("max_tokens is at least 1", "max_tokens")

@@ -20,7 +20,7 @@ _THINKING_SWITCHES = ("enable_thinking", "thinking")
 async def chat_prompt(
     model: ServedModel, body: ChatRequest | TokenizeRequest, messages: Sequence[Message], *, shows_tools: bool = True
 ) -> RenderedPrompt:
-    """messages: those of the body that the prompt is made of."""
+    """Render the prompt of a chat request. messages: the messages of the body to render."""
     given = TemplateInput(
         messages=[checked_message(message) for message in messages],
         tools=[known_of(tool) for tool in body.tools] if body.tools and shows_tools else None,

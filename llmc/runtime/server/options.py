@@ -15,7 +15,9 @@ LOG_LEVELS = ("critical", "error", "warning", "info", "debug", "trace")
 
 @dataclass(frozen=True, kw_only=True)
 class ServeOptions:
-    """engine: an engine directory. uds: a Unix socket to listen on, instead of host and port.
+    """Options of a server.
+
+    engine: an engine directory. uds: a Unix socket to listen on, instead of host and port.
 
     served_model_name: the model's name in requests; default the directory's name. max_model_len, max_num_seqs,
     max_num_batched_tokens: lower limits than the engine was built with. gpu_memory_utilization: the KV cache's share of

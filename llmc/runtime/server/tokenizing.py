@@ -80,7 +80,10 @@ class Tokenizing:
 
 
 def too_long(count: str, most: int, param: str, fix: str) -> ContextLengthError:
-    """count: what the text has."""
+    """The error for a text with too many tokens.
+
+    count: the text's length in words, such as `9000 tokens`. most: the limit. param: the field of the request.
+    """
     return ContextLengthError(
         f"the {'prompt' if param == 'prompt' else 'text'} has {count}, and this engine reads at most {most}",
         at=param,

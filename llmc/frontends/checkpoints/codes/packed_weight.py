@@ -48,7 +48,7 @@ class PackedWeight:
         return tuple((suffix, self.parts.shape(suffix)) for suffix in sorted(self.parts.names))
 
     def as_model_has_it(self, values: Tensor) -> Tensor:
-        """values: [out, in]."""
+        """Turn stored values [out, in] into the shape of the model's tensor."""
         return values if self.experts is None else values.unflatten(0, (self.experts, -1)).transpose(1, 2)
 
     def has_zeros(self) -> bool:

@@ -51,9 +51,12 @@ def unpack_compressed(
     bits: int | None,
     block: tuple[int, int] | None,
 ) -> UnpackedCodes:
-    """weight: int32 words [out, in · bits / 32] if `bits`, else int8 or float8_e4m3fn [out, in]. scale: of the tensor,
+    """Unpack codes as compressed-tensors stores them.
+
+    weight: int32 words [out, in · bits / 32] if `bits`, else int8 or float8_e4m3fn [out, in]. scale: of the tensor,
     of rows [out, 1], or of each `block` of rows and columns; a group is one row of it. zero_point: as scale; packed
-    along the rows if `bits`."""
+    along the rows if `bits`.
+    """
     rows, columns = shape
 
     def of_rows(values: Tensor) -> Tensor:

@@ -17,7 +17,9 @@ aten = torch.ops.aten
 
 
 def norm_rewrite(name: str, replacement: Callable[..., Any], *patterns: Callable[..., Any]) -> Rewrite:
-    """patterns: return a norm of x over its last axis, and name weight, bias, shape and eps if they have them.
+    """Make the rewrite of a norm's arithmetic into one op.
+
+    patterns: return a norm of x over its last axis, and name weight, bias, shape and eps if they have them.
 
     eps: None if torch's op chooses it. The normalization of x may be shared with other norms, which become separate
     ops, as for keys and values of one projection (Gemma 4).

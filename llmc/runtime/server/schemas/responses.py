@@ -56,7 +56,10 @@ class TextConfig(Fields, extra="allow"):
 
 
 class ReasoningConfig(Fields, extra="allow"):
-    """effort: for templates that use it; `none` turns thinking off. summary: of no effect, as nothing sums up."""
+    """The reasoning settings of a response.
+
+    effort: for templates that use it; `none` turns thinking off. summary: ignored, because nothing summarizes.
+    """
 
     effort: str | None = Field(default=None, max_length=64)
     summary: str | None = None
@@ -70,7 +73,10 @@ class ResponseStreamOptions(Fields, extra="allow"):
 
 
 class ResponsesRequest(Readable, TokenFields):
-    """input: a text, or items. previous_response_id: a stored response whose conversation goes on."""
+    """The body of /v1/responses.
+
+    input: a text, or items. previous_response_id: a stored response whose conversation this one continues.
+    """
 
     input: str | InputItems
     instructions: str | None = None

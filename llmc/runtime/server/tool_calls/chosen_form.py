@@ -22,8 +22,11 @@ class ChosenForm:
 
 
 def chosen_form(parser: str | None, template: str) -> ChosenForm:
-    """parser: the value of --tool-call-parser; None takes the template's form. Raises OptionError for an unknown
-    name."""
+    """Choose the form in which the model writes tool calls.
+
+    parser: the value of --tool-call-parser; None takes the template's form. Raises OptionError for an unknown
+    name.
+    """
     if parser is None:
         form = form_of_template(template)
         shows_tools = re.search(r"\btools\b", template) is not None
