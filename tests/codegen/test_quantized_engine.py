@@ -142,7 +142,7 @@ def test_a_dense_weight_takes_no_rounded_tokens() -> None:
     b = GraphBuilder()
     x = b.call(ops.round_tokens.default, b.weight("x", 4, 96), None, "int8", torch.float32)
     found = CppBackend(host_target()).refusal(b.call(ops.linear.default, x, b.weight("w", 64, 96)))
-    assert found is not None and found.reason.endswith("multiplies what llmc.round_tokens yields and dense weights")
+    assert found is not None and found.reason.endswith("multiplies the result of llmc.round_tokens by dense weights")
 
 
 def test_what_no_kernel_multiplies_is_refused() -> None:
