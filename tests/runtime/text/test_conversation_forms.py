@@ -80,9 +80,9 @@ def renderer() -> Iterator[TemplateRenderer]:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_family_has_its_form(family: str) -> None:
     template = template_environment().from_string(FAMILIES[family])
-    found = fit(FAMILIES[family], lambda variables: template.render(**TOKENS, **variables), TOKENS["eos_token"])
-    assert found.form == replace(ConversationForm(), **FORMS[family])  # type: ignore[arg-type]
-    assert not found.lacks
+    fitted = fit(FAMILIES[family], lambda variables: template.render(**TOKENS, **variables), TOKENS["eos_token"])
+    assert fitted.form == replace(ConversationForm(), **FORMS[family])  # type: ignore[arg-type]
+    assert not fitted.lacks
 
 
 @pytest.mark.parametrize("tools", [None, TOOLS], ids=["without tools", "with tools"])
@@ -108,7 +108,7 @@ def test_the_wanted_ids_and_names_of_results(renderer: TemplateRenderer) -> None
     assert "tool wordfirst wordsunny call_a;" in shown and "tool wordsecond wordrain call_b;" in shown
     short = renderer.render(ChatTemplate(FAMILIES["mistral-v3"]), TemplateInput(talk)).text
     ids = {part[:9] for part in short.split("wordsunny")[1:]} | {part[:9] for part in short.split("wordrain")[1:]}
-    assert len(ids) == 2 and all(short.count(each) == 2 and each.isalnum() for each in ids)
+    assert len(ids) == 2 and all(short.count(identity) == 2 and identity.isalnum() for identity in ids)
     named = renderer.render(ChatTemplate(FAMILIES["kimi-k2"]), TemplateInput(talk)).text
     assert "functions.wordfirst:0" in named and "functions.wordsecond:1" in named
 
