@@ -157,7 +157,7 @@ def test_inspect_shows_both(engine: EngineDirectory, monkeypatch: pytest.MonkeyP
     narrow = command("inspect", engine.path)
     assert max(map(len, narrow.out.splitlines())) <= 80
     assert "left out at 80 columns: for, threads" in narrow.out
-    names = {kernel.name for each in engine.programs for kernel in each.program.launched_kernels()}
+    names = {kernel.name for listed in engine.programs for kernel in listed.program.launched_kernels()}
     assert names <= set(narrow.out.split()), "a kernel's name was broken"
     prefill = command("inspect", engine.path, "--prefill", "2")
     assert "prefill of 2 tokens on" in " ".join(prefill.out.split())

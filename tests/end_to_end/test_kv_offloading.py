@@ -72,12 +72,12 @@ def test_tokens_are_those_without_a_tier(tiny: Path) -> None:
 
 
 def test_prefixes_live_across_restarts(tiny: Path, tmp_path: Path) -> None:
-    found = []
+    outcomes = []
     for _ in range(2):
         with tight(tiny, kv_offloading_size="1MB", kv_offloading_dir=tmp_path) as engine:
             (answer,) = engine.generate([PROMPTS[0]], max_tokens=5, ignore_eos=True)
-            found.append((answer.choices[0].token_ids, answer.cached_tokens))
-    assert found[0][0] == found[1][0] and [cached for _, cached in found] == [0, 16]
+            outcomes.append((answer.choices[0].token_ids, answer.cached_tokens))
+    assert outcomes[0][0] == outcomes[1][0] and [cached for _, cached in outcomes] == [0, 16]
     # Other weights are another engine.
     other = write_tiny_engine(tmp_path / "other.llmc", model=mild_model(1))
     with tight(other, kv_offloading_size="1MB", kv_offloading_dir=tmp_path) as engine:

@@ -71,7 +71,7 @@ def test_streams_say_what_a_solo_run_says(path: Path, solo: Engine) -> None:
 
     async def run() -> list[Heard]:
         async with serving(load(path)) as engine:
-            heard = await asyncio.gather(*(listen(engine, each) for each in asked))
+            heard = await asyncio.gather(*(listen(engine, asking) for asking in asked))
             stats = engine.stats()
             assert stats.finished == {"length": len(asked)}
             assert stats.generation_tokens == sum(o.last.usage.completion_tokens for o in heard)
@@ -143,7 +143,7 @@ def test_broken_logits_fail_their_request_only(tmp_path: Path) -> None:
                 request(f"bad {i}", (1,) * 12 + (13,), SamplingParams(max_tokens=9, n=i, temperature=1.0))
                 for i in (1, 2)
             ]
-            results = await asyncio.gather(*(listen(engine, each) for each in good + bad), return_exceptions=True)
+            results = await asyncio.gather(*(listen(engine, asking) for asking in good + bad), return_exceptions=True)
             assert all(isinstance(result, ModelFailureError) for result in results[len(good) :])
             for question, heard in zip(good, results, strict=False):
                 assert isinstance(heard, Heard)

@@ -129,11 +129,11 @@ def test_codes_in_the_files_are_parts_of_one_ranks(scheme: str, tmp_path: Path) 
         (axis,) = (i for i, size in enumerate(whole[name].shape) if parts[0][name].shape[i] != size)
         sizes = next((sizes for kind, sizes in MERGED.items() if kind in name), (whole[name].shape[axis],))
         own = [part[name].chunk(len(sizes), axis) for part in parts]
-        for expected, *found in zip(whole[name].split(sizes, axis), *own, strict=True):
-            if expected.shape == found[0].shape:
-                assert all(same_bytes(part, expected) for part in found), name
+        for expected, *shards in zip(whole[name].split(sizes, axis), *own, strict=True):
+            if expected.shape == shards[0].shape:
+                assert all(same_bytes(part, expected) for part in shards), name
             else:
-                assert same_bytes(torch.cat([without_padding(part, axis) for part in found], axis), expected), name
+                assert same_bytes(torch.cat([without_padding(part, axis) for part in shards], axis), expected), name
 
 
 # Products of one input are one: the rows of each, of which each rank has its part, as much of one as of the other. The

@@ -82,7 +82,9 @@ def test_an_engine_of_eight_ranks_is_built_without_a_gpu(tmp_path: Path) -> None
     engine = build(checkpoint, tmp_path / "engine.llmc", target="h100", tensor_parallel_size=8, **limits).path
     directory = read_engine(engine, check_machine=False)
     kernels = directory.program.launched_kernels()
-    assert {"reduce_rows_kernel", "sum_shares_kernel", "gather_channels_kernel"} <= {each.function for each in kernels}
+    assert {"reduce_rows_kernel", "sum_shares_kernel", "gather_channels_kernel"} <= {
+        launched.function for launched in kernels
+    }
     for kernel in kernels:
         assert (engine / kernel.binaries["sm_90"].file).read_bytes().startswith(b"\x7fELF")
     assert directory.program.ranks == 8

@@ -61,9 +61,9 @@ def cases() -> list[Any]:
     quick = (("qwen3", (2, 2)),)
     more = [(family, sizes) for family in ("llama", "gemma2", "phi3", "gpt2") for sizes in ((1, 2), (2, 2))]
     more.append(("llama", (1, 3)))
-    params = [pytest.param(each, id=f"{each[0]}-{each[1]}") for each in quick]
-    slow = [each for each in more if each not in quick]
-    return params + [pytest.param(each, id=f"{each[0]}-{each[1]}", marks=pytest.mark.slow) for each in slow]
+    params = [pytest.param(param, id=f"{param[0]}-{param[1]}") for param in quick]
+    slow = [param for param in more if param not in quick]
+    return params + [pytest.param(param, id=f"{param[0]}-{param[1]}", marks=pytest.mark.slow) for param in slow]
 
 
 @pytest.fixture(scope="module", params=cases())

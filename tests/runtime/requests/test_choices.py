@@ -247,7 +247,7 @@ def test_a_prefix_hit_changes_no_token(path: Path) -> None:
     with load(path) as cached, load(path, prefix_cache=False) as fresh:
         system = [7] * 17
         for tail in ([1, 2], [3], [1, 2], [9] * 9):
-            (actual,), (wanted,) = (each.generate([*system, *tail], params) for each in (cached, fresh))
+            (actual,), (wanted,) = (opened.generate([*system, *tail], params) for opened in (cached, fresh))
             assert actual == wanted
         assert actual.cached_tokens == 16 and wanted.cached_tokens == 0
         turn = [*system, 9, *cached.generate([*system, 9], params)[0].token_ids, 4]

@@ -44,7 +44,7 @@ def kill_in_flight(live: LiveServer, steps: HeldSteps, client: httpx.Client) -> 
         answers = [threads.submit(ask, live, *question) for question in asked]
         steps.until(lambda: metric(client, "llmc:num_requests_running") == len(asked), 200)
         answers.append(threads.submit(ask, live, "/v1/completions", KILLER))
-        steps.until(lambda: all(each.done() for each in answers), 20)
+        steps.until(lambda: all(answer.done() for answer in answers), 20)
         for future in answers:
             check_told(future)
 

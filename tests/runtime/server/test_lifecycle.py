@@ -297,8 +297,8 @@ def test_keys_and_salts_share_no_cached_prefix(guarded: LiveServer) -> None:
             before = [metric(first, name) for name in names]
             body = {"prompt": prompt, "max_tokens": 2, "temperature": 0, **fields}
             assert client.post("/v1/completions", json=body).status_code == 200
-            found = [metric(first, name) - count for name, count in zip(names, before, strict=True)]
-            return found[0], found[1]
+            gained = [metric(first, name) - count for name, count in zip(names, before, strict=True)]
+            return gained[0], gained[1]
 
         assert hits(first) == (0, 0)
         assert hits(first, max_tokens=3)[0] > 0

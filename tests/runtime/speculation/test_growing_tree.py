@@ -26,7 +26,7 @@ def grown(tree: GrowingTree, shares: Shares) -> GrowingTree:
             path, row = tree.path(node), rows[node]
             assert level.tokens[place] == path[-1] and level.depths[place] == len(path)
             assert level.hidden[place] == sum(path[:-1])
-            seen = {rows[each] for each in rows if tree.path(each) == path[: len(tree.path(each))]}
+            seen = {rows[member] for member in rows if tree.path(member) == path[: len(tree.path(member))]}
             assert [bool(level.masks[place] >> (row - other) & 1) for other in range(row)] == [
                 other not in seen for other in range(row)
             ]

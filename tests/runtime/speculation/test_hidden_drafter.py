@@ -84,8 +84,8 @@ def _model_states(model: Path) -> Callable[[Tensor], tuple[list[Tensor], Tensor]
     @cache
     def states(ids: tuple[int, ...]) -> tuple[list[Tensor], Tensor]:
         with torch.no_grad():
-            found = loaded(torch.tensor([ids]), output_hidden_states=True, use_cache=False).hidden_states
-        return [*(state[0] for state in found[:-1]), last.pop()], found[-1][0]
+            outputs = loaded(torch.tensor([ids]), output_hidden_states=True, use_cache=False).hidden_states
+        return [*(state[0] for state in outputs[:-1]), last.pop()], outputs[-1][0]
 
     return lambda ids: states(tuple(ids.tolist()))
 
@@ -219,7 +219,7 @@ def opened(built: Built, width: int = 1, **options: Any) -> Engine:
 
 def check(built: Built, proposals: list[tuple[list[int], list[int], int]], least: int) -> None:
     """All are there, and right."""
-    assert sum(bool(found) for _, found, _ in proposals) >= least
+    assert sum(bool(drafted) for _, drafted, _ in proposals) >= least
     for tokens, draft, count in proposals:
         assert draft == built.expected(tokens, count), f"after {len(tokens)} tokens"
     proposals.clear()

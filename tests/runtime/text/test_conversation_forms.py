@@ -127,7 +127,7 @@ def test_tools_without_a_place_are_described_as_the_model_writes_calls(renderer:
     assert '<tool_call>\n{"name": "NAME", "arguments": {"ARGUMENT": "VALUE"}}\n</tool_call>' in hermes
     granite = renderer.render(ChatTemplate(FAMILIES["granite-3"]), TemplateInput([*given.messages, AGENT[4]])).text
     calls = json.loads(granite.split("<|tool_call|>")[1])
-    assert [each["name"] for each in calls] == ["wordfirst", "wordsecond"]
+    assert [tool_call["name"] for tool_call in calls] == ["wordfirst", "wordsecond"]
 
 
 def test_what_no_form_shows_is_told_and_refused(renderer: TemplateRenderer) -> None:
