@@ -319,8 +319,8 @@ def packed(
 
     if isinstance(recipe, CodesRecipe):
         parts = {name: value(part) for name, part in recipe.parts.items()}
-        made = kind.pack_codes(parts, recipe.format, slot.layout)
-        return filled(made, slot)
+        packed_codes = kind.pack_codes(parts, recipe.format, slot.layout)
+        return filled(packed_codes, slot)
     tensor = value(recipe)
     if tuple(tensor.shape) != slot.shape:
         raise PassError(

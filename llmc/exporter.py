@@ -153,10 +153,10 @@ def graph_at(
 def in_single_precision(options: BuildOptions) -> BuildOptions:
     """The options with fp32 for whatever the model has. Raises OptionError if another dtype is requested."""
     for name in ("dtype", "kv_dtype"):
-        asked = getattr(options, name)
-        if asked not in ("auto", "float32"):
+        requested = getattr(options, name)
+        if requested not in ("auto", "float32"):
             raise OptionError(
-                f"ONNX models compute in float32, not {asked}", at=f"{name}={asked}", fix=f"leave out {name}"
+                f"ONNX models compute in float32, not {requested}", at=f"{name}={requested}", fix=f"leave out {name}"
             )
     return options.model_copy(update={"dtype": "float32"})
 

@@ -145,9 +145,12 @@ def print_model(console: Console, name: str, difference: ModelDifference, nodes:
 def print_rewrites(console: Console, difference: PassDifference) -> None:
     """The rewrites of a pass that changed a bit, with their nodes and source lines."""
     changed = [r for r in difference.rewrites if r.difference is None or not r.difference.is_zero]
-    same = len(difference.rewrites) - len(changed)
+    unchanged = len(difference.rewrites) - len(changed)
     console.print(
-        Text(f"{difference.name}: {same} of {counted(len(difference.rewrites), 'rewrite')} change no bit", style="bold")
+        Text(
+            f"{difference.name}: {unchanged} of {counted(len(difference.rewrites), 'rewrite')} change no bit",
+            style="bold",
+        )
     )
     for source, group in groupby(changed, key=lambda r: r.rewrite.source):
         console.print(Text(f"  {source or 'no line of the model'}"), soft_wrap=True)
@@ -156,8 +159,8 @@ def print_rewrites(console: Console, difference: PassDifference) -> None:
 
 
 def _rewrite_line(difference: RewriteDifference, allowed: float) -> Text:
-    made = ", ".join(difference.rewrite.made[:4]) + (" …" if len(difference.rewrite.made) > 4 else "")
-    title = f"    #{difference.rewrite.number} {difference.rewrite.description}" + (f" → {made}" if made else "")
+    names = ", ".join(difference.rewrite.made[:4]) + (" …" if len(difference.rewrite.made) > 4 else "")
+    title = f"    #{difference.rewrite.number} {difference.rewrite.description}" + (f" → {names}" if names else "")
     if difference.difference is None:
         return Text(f"{title}: {difference.error}", style="bold red")
     d = difference.difference

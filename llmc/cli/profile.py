@@ -98,11 +98,11 @@ def step_table(step: StepProfile, launches: tuple[Launch, ...]) -> FittingTable:
     from llmc.report.profile import kernel_class
 
     totals: defaultdict[str, _Total] = defaultdict(_Total)
-    values, every = step.shape.values(), _Total()
+    values, overall = step.shape.values(), _Total()
     for timing in step.launches:
         launch = launches[timing.launch]
         moved, flops = (evaluate_expression(text, values) for text in (launch.bytes_moved, launch.flops))
-        for total in (totals[kernel_class(launch)], every):
+        for total in (totals[kernel_class(launch)], overall):
             total.launches += 1
             total.measured += timing.seconds
             total.predicted += timing.predicted
@@ -112,9 +112,9 @@ def step_table(step: StepProfile, launches: tuple[Launch, ...]) -> FittingTable:
     figures = numeric(("n", 4), "measured", ("share", 3), ("predicted", 1), ("ratio", 2), ("GB/s", 5), ("GFLOP/s", 6))
     table = FittingTable(title, (Column("kernel"), *figures), caption=machine_line(step))
     for name, total in sorted(totals.items(), key=lambda item: -item[1].measured):
-        table.add_row(name, *total.cells(every.measured))
+        table.add_row(name, *total.cells(overall.measured))
     table.add_section()
-    table.add_row("all", *every.cells(every.measured))
+    table.add_row("all", *overall.cells(overall.measured))
     return table
 
 

@@ -75,13 +75,13 @@ def run(
 
 def acceptance(engine: Engine) -> str:
     """The acceptance of drafts, as a suffix to other figures; empty without speculation."""
-    made = drafts_of(engine)
-    if made is None:
+    counts = drafts_of(engine)
+    if counts is None:
         return ""
-    if not made.drafts:
+    if not counts.drafts:
         return "; nothing was drafted"
-    accepted = f"{made.acceptance:.0%} of {made.draft_tokens} drafts accepted"
-    return f"; {accepted}, {made.tokens_a_step:.2f} tokens per step with drafts"
+    accepted = f"{counts.acceptance:.0%} of {counts.draft_tokens} drafts accepted"
+    return f"; {accepted}, {counts.tokens_a_step:.2f} tokens per step with drafts"
 
 
 def read_prompts(prompts: list[str] | None, file: Path | None) -> list[str]:

@@ -50,11 +50,11 @@ def pruning_table(parts: Sequence[PrunedPart], *, everything: bool = False) -> F
     table = FittingTable(f"pruned parts: {left / before:.1%} of {before / 1e6:.2f} M parameters left", columns)
     rows = []
     for part in parts:
-        taken = "the layer" if part.kind == "layer" else f"{len(part.removed)} of {part.of} {part.kind}"
+        removed = "the layer" if part.kind == "layer" else f"{len(part.removed)} of {part.of} {part.kind}"
         if part.kind == "values":
-            taken = f"{len(part.removed)} of {part.of} value channels, {1 - part.error**2:.2%} of their energy stays"
+            removed = f"{len(part.removed)} of {part.of} value channels, {1 - part.error**2:.2%} of their energy stays"
         share = f"{part.parameters_left / part.parameters:.1%}" if part.parameters else ""
-        rows.append((part.module, taken, f"{part.error:.2%}", f"{part.parameters:,}", share))
+        rows.append((part.module, removed, f"{part.error:.2%}", f"{part.parameters:,}", share))
     add_rows(table, rows, everything=everything)
     return table
 

@@ -49,13 +49,13 @@ def _expand(graph: ModelGraph, node: fx.Node) -> None:
         dense = graph.graph.placeholder(values.name.removesuffix("_values") + "_expanded")
     dense.meta["val"] = values.meta["val"].new_empty((masks.meta["val"].shape[0], columns))
     graph.weights[dense.name] = recipe
-    made = dense
+    restored = dense
     if node.target is _llmc.sparse_codes.default:
         with graph.graph.inserting_before(node):
             arguments = (dense, given["scales"], None, given["format"], given["dtype"])
-            made = graph.graph.call_function(_llmc.dequantize.default, arguments)
-        made.meta.update(node.meta)
-    node.replace_all_uses_with(made)
+            restored = graph.graph.call_function(_llmc.dequantize.default, arguments)
+        restored.meta.update(node.meta)
+    node.replace_all_uses_with(restored)
     graph.graph.erase_node(node)
     for part in (values, masks):
         if not part.users:

@@ -232,12 +232,12 @@ class LaunchBuilder:
 
     def _concatenate(self, node: fx.Node) -> None:
         """Append a copying loop for each part, into its place in the result."""
-        given, result = arguments_of(node), view_of(node, self.views)
-        axis = given["dim"] % len(result.shape)
+        arguments, result = arguments_of(node), view_of(node, self.views)
+        axis = arguments["dim"] % len(result.shape)
         if isinstance(result.shape[axis], RowCount):
             raise unsupported(node, "it joins tensors along the token axis", KEEP_TOKENS_APART)
         start = 0
-        for part in given["tensors"]:
+        for part in arguments["tensors"]:
             view = view_of(part, self.views)
             if node.target is torch.ops.aten.stack.default:
                 shape, strides = view.shape, view.strides

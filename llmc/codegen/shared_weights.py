@@ -25,8 +25,8 @@ def shared_slots(outer: Sequence[StageBuild], inner: Sequence[StageBuild]) -> di
     return {
         slot.name: theirs.name
         for slot, recipe in zip(inner[0].program.weights, inner[0].recipes, strict=True)
-        for theirs, same in held.get(_about(slot, recipe), ())[:1]
-        if _is_same(recipe, same)
+        for theirs, held_recipe in held.get(_about(slot, recipe), ())[:1]
+        if _is_same(recipe, held_recipe)
     }
 
 

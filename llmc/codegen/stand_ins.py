@@ -45,8 +45,8 @@ def _first_of_stack(x: fx.Node) -> fx.Node | None:
 
 def _but_x(product: fx.Node) -> dict[str, Any]:
     """The inputs of a product except x, with the form in which x arrives."""
-    given = {name: value for name, value in arguments_of(product).items() if name != "x"}
+    rest = {name: value for name, value in arguments_of(product).items() if name != "x"}
     arrival = unrounded_parts(product).get("x")
     if arrival is None:
-        return given
-    return given | {"arrival": {n: v for n, v in arguments_of(arrival).items() if n != "x"} | {"op": arrival.target}}
+        return rest
+    return rest | {"arrival": {n: v for n, v in arguments_of(arrival).items() if n != "x"} | {"op": arrival.target}}

@@ -277,8 +277,8 @@ def _meta_tensor(value: Value) -> Tensor:
 
 
 def _same_memory(a: Tensor, b: Tensor) -> bool:
-    same: bool = a.untyped_storage()._cdata == b.untyped_storage()._cdata
-    return same
+    is_same: bool = a.untyped_storage()._cdata == b.untyped_storage()._cdata
+    return is_same
 
 
 def _shown(dims: tuple[Dim, ...]) -> str:

@@ -136,8 +136,8 @@ def outline(pipeline: Pipeline) -> Outline:
         )
     except PassError as caught:
         error = caught
-    made = {r.number: r for record in done for r in record.rewrites}
-    whole = tuple((name, made.get(record.number, record)) for name, record in rewrites)
+    by_number = {r.number: r for record in done for r in record.rewrites}
+    whole = tuple((name, by_number.get(record.number, record)) for name, record in rewrites)
     running = [p.name for p in passes if p.name not in options.disable_passes]
     failed = running[len(done)] if error is not None and len(done) < len(running) else None
     if failed is not None and any(name == failed for name, _ in rewrites):
@@ -210,8 +210,8 @@ def with_made_nodes(culprit: Culprit, graph: ModelGraph) -> Culprit:
     if culprit.rewrite is None or culprit.rewrite.made:
         return culprit
     title = f"#{culprit.rewrite.number} {culprit.pass_name}"
-    made = tuple(n.name for n in graph.graph.nodes if n.meta.get("rewrite") == title)
-    return replace(culprit, rewrite=replace(culprit.rewrite, made=made))
+    names = tuple(n.name for n in graph.graph.nodes if n.meta.get("rewrite") == title)
+    return replace(culprit, rewrite=replace(culprit.rewrite, made=names))
 
 
 def _search(cuts: list[int], holds: Callable[[int], bool]) -> tuple[int, int]:

@@ -170,10 +170,10 @@ def call_key(node: fx.Node, values: dict[fx.Node, Value]) -> str:
 
 
 def _make(node: fx.Node, values: dict[fx.Node, Value]) -> _Call:
-    given: Any = fx.node.map_arg((node.args, node.kwargs), lambda n: values[n].get())
+    arguments: Any = fx.node.map_arg((node.args, node.kwargs), lambda n: values[n].get())
     written = written_arguments(node)
-    args = tuple(copied(a) if i in written else a for i, a in enumerate(given[0]))
-    return _Call(value_of(_call(node, args, given[1])), {i: value_of(args[i]) for i in written})
+    args = tuple(copied(a) if i in written else a for i, a in enumerate(arguments[0]))
+    return _Call(value_of(_call(node, args, arguments[1])), {i: value_of(args[i]) for i in written})
 
 
 def _compute_constant(node: fx.Node, operands: dict[fx.Node, Value]) -> Any:

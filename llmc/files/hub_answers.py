@@ -145,9 +145,9 @@ class HubAnswers:
         self._check_kinds(asked, name, folders)
 
     def _check_kinds(self, asked: str, name: str, folders: set[str]) -> None:
-        both = {name, *folders} & self._folders & self._sizes.keys()
-        if both:
-            self._refuse(asked, f"lists {min(both)} as a file and as a directory")
+        clashes = {name, *folders} & self._folders & self._sizes.keys()
+        if clashes:
+            self._refuse(asked, f"lists {min(clashes)} as a file and as a directory")
 
     def _size(self, asked: str, name: str, size: object) -> int:
         if type(size) is not int or _SIZE.fullmatch(str(size)) is None:

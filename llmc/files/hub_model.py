@@ -130,9 +130,9 @@ def _fetched(name: HubName, files: HubFiles) -> Path:
     from llmc.files.hub_client import checked_client
 
     place = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=name.repository, repo_type="model")
-    given = name.revision if name.revision and COMMIT.fullmatch(name.revision) else None
+    commit = name.revision if name.revision and COMMIT.fullmatch(name.revision) else None
     try:
-        with checked_client(HubAnswers(name.repository, place, partial(_is_wanted, files), given)):
+        with checked_client(HubAnswers(name.repository, place, partial(_is_wanted, files), commit)):
             directory = snapshot_download(
                 name.repository,
                 revision=name.revision,

@@ -176,8 +176,8 @@ def _fields_decoder(kind: type) -> _Decoder:
         unknown, missing = sorted(value.keys() - known.keys()), sorted(known.keys() - value.keys() - optional)
         if unknown or missing:
             raise _MismatchError(f"unknown field {unknown[0]!r}" if unknown else f"the field {missing[0]!r} is missing")
-        given = known if len(value) == len(known) else {name: known[name] for name in value}
-        return kind(**_items(value, given))
+        present = known if len(value) == len(known) else {name: known[name] for name in value}
+        return kind(**_items(value, present))
 
     return decode
 

@@ -30,17 +30,17 @@ def parse_scheme(text: str) -> Scheme | None:
             fix=f"{did_you_mean(name.lower(), SCHEMES)}known: {', '.join(SCHEMES)}, auto:BITS and none",
         )
     scheme = replace(scheme, name=text)
-    given: dict[str, str] = {}
+    by_kind: dict[str, str] = {}
     for word in words:
         scheme = _with_option(scheme, name, word)
         kind = _kind(word)
-        if kind in given:
+        if kind in by_kind:
             raise OptionError(
-                f"{given[kind]} and {word} are two options for the same thing",
+                f"{by_kind[kind]} and {word} are two options for the same thing",
                 at=f"quantize={text}",
-                fix=f"leave out {given[kind]}, or {word}",
+                fix=f"leave out {by_kind[kind]}, or {word}",
             )
-        given[kind] = word
+        by_kind[kind] = word
     if scheme.is_static and scheme.token_group is not None:
         raise OptionError(
             "a static scale is shared by all channels of all tokens",

@@ -23,9 +23,9 @@ def open_model(model: Model | OpenedModel[Any]) -> OpenedModel[Any]:
     """
     if isinstance(model, OpenedModel):
         return model
-    given = _fetched(model, weights=True) if isinstance(model, str | PathLike) else model
-    front_end = _front_end(given)
-    return OpenedModel(front_end, front_end.place(given) if isinstance(given, Path) else given)
+    source = _fetched(model, weights=True) if isinstance(model, str | PathLike) else model
+    front_end = _front_end(source)
+    return OpenedModel(front_end, front_end.place(source) if isinstance(source, Path) else source)
 
 
 def local_model(model: str | PathLike[str], *, weights: bool = True) -> Path:

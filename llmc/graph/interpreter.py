@@ -36,9 +36,9 @@ class GraphInterpreter:
             for node, _ in self._nodes:
                 sources = node.all_input_nodes
                 if any(source in values or source.name == name for source in sources):
-                    given = {source: values.get(source, inputs.get(source.name)) for source in sources}
-                    args: Any = fx.map_arg(node.args, given.__getitem__)
-                    kwargs: Any = fx.map_arg(node.kwargs, given.__getitem__)
+                    arguments = {source: values.get(source, inputs.get(source.name)) for source in sources}
+                    args: Any = fx.map_arg(node.args, arguments.__getitem__)
+                    kwargs: Any = fx.map_arg(node.kwargs, arguments.__getitem__)
                     values[node] = call(node.target, args, kwargs)
 
     def _run(self, inputs: Mapping[str, Tensor | OnRanks], has_ranks: bool) -> Any:

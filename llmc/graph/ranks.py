@@ -61,12 +61,12 @@ def call(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     def on_rank(rank: int) -> Any:
         return tree_map_only(OnRanks, lambda shards: shards.values[rank], (args, kwargs))
 
-    given = [on_rank(rank) for rank in range(count)]
+    per_rank = [on_rank(rank) for rank in range(count)]
     record = RECORDS.get(target)
     if record is not None and record.across is not None:
-        (_, *shared), named = given[0]
-        return record.across([own[0] for own, _ in given], *shared, **named)
-    results = tuple(target(*own, **named) for own, named in given)
+        (_, *shared), named = per_rank[0]
+        return record.across([own[0] for own, _ in per_rank], *shared, **named)
+    results = tuple(target(*own, **named) for own, named in per_rank)
     if isinstance(results[0], tuple):
         return tuple(map(OnRanks, zip(*results, strict=True)))
     return None if results[0] is None else OnRanks(results)

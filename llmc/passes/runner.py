@@ -234,8 +234,8 @@ def replace(match: Match, replacement: Callable[..., Any]) -> None:
     values = {**match.bound, "match": match}
     arguments = {name: _proxy(values.get(name), tracer) for name in parameters(replacement)}
     with graph.inserting_before(match.place):
-        made = replacement(**arguments)
-    results = made if isinstance(made, tuple) else (made,)
+        outputs = replacement(**arguments)
+    results = outputs if isinstance(outputs, tuple) else (outputs,)
     if len(results) != len(match.outputs):
         raise PassError(f"the replacement returned {len(results)} results for {len(match.outputs)}", at=match.root.name)
     for output, result in zip(match.outputs, results, strict=True):

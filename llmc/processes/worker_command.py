@@ -52,7 +52,7 @@ def _import_path(environ: Mapping[str, str]) -> str:
 
     That folder is last: a source tree whose llmc was found through the current directory would not be found otherwise.
     """
-    given = [part for part in environ.get("PYTHONPATH", "").split(os.pathsep) if Path(part) != Path()]
+    entries = [part for part in environ.get("PYTHONPATH", "").split(os.pathsep) if Path(part) != Path()]
     own = Path(__file__).resolve().parents[2]
     is_installed = not {"site-packages", "dist-packages"}.isdisjoint(own.parts)
-    return os.pathsep.join(given if is_installed or str(own) in given else [*given, str(own)])
+    return os.pathsep.join(entries if is_installed or str(own) in entries else [*entries, str(own)])

@@ -140,7 +140,7 @@ def _build_all(plan: KernelPlan) -> tuple[list[Action | Ending], list[Refusal]]:
 
 def _segments(kernel: Kernel, built: Sequence[Action | Ending]) -> dict[int, Segment]:
     """Return a segment for each place at which threads may continue."""
-    taken = _wgmma_registers(kernel)
+    registers = _wgmma_registers(kernel)
     starts = set(kernel.labels.values())
     segments: dict[int, Segment] = {}
     steps: list[Step] = []
@@ -151,7 +151,7 @@ def _segments(kernel: Kernel, built: Sequence[Action | Ending]) -> dict[int, Seg
                 tuple(steps), _falling_through(place), place - first, kernel.instructions[place - 1]
             )
             first, steps = place, []
-        touched = frozenset[int]() if at.opcode.startswith("wgmma") else _registers(at) & taken
+        touched = frozenset[int]() if at.opcode.startswith("wgmma") else _registers(at) & registers
         if isinstance(action, Ending):
             segments[first] = Segment(tuple(steps), _watched(action.go, touched, at), place + 1 - first, at)
             first, steps = place + 1, []

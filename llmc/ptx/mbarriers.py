@@ -79,9 +79,9 @@ class MBarriers:
         self._order.know_mbarriers(number + 1)
         count, pending, missing, phase = (np.zeros(blocks, np.int64) for _ in range(4))
         clocks = np.zeros((4, blocks, self._order.seen.shape[2]), np.int32)
-        made = _MBarrier(number, count, pending, missing, phase, clocks)
-        self._found[offset] = made
-        return made
+        barrier = _MBarrier(number, count, pending, missing, phase, clocks)
+        self._found[offset] = barrier
+        return barrier
 
     def invalidate(self, offset: int, lanes: Indices, at: Instruction) -> None:
         """The memory is free for something else."""
@@ -209,11 +209,11 @@ class MBarriers:
         new_row[rows] = np.arange(len(rows))
         for offset, old in self._found.items():
             count, pending, missing = (array[rows] for array in (old.count, old.pending, old.missing_bytes))
-            made = _MBarrier(old.number, count, pending, missing, old.phase[rows], old.clocks[:, rows])
+            copy = _MBarrier(old.number, count, pending, missing, old.phase[rows], old.clocks[:, rows])
             for runs, nbytes, owners in old.copies:
                 ours = new_row[owners] >= 0
                 if ours.any():
                     shift = (new_row[owners] - owners)[ours]
-                    made.copies.append((runs[ours] + shift[:, None] * self._row_bytes, nbytes, owners[ours] + shift))
-            part._found[offset] = made
+                    copy.copies.append((runs[ours] + shift[:, None] * self._row_bytes, nbytes, owners[ours] + shift))
+            part._found[offset] = copy
         return part

@@ -112,7 +112,7 @@ class _KernelReader:
                 self._directive(statement)
             else:
                 self._instruction(statement)
-        sizes = {name: tuple(int(size) for size in given.split(",")) for name, given in _SIZES.findall(match[3])}
+        sizes = {name: tuple(int(size) for size in extents.split(",")) for name, extents in _SIZES.findall(match[3])}
         return Kernel(
             match[1],
             tuple(_parameters(match[2], self.at(header.line))),
@@ -187,10 +187,10 @@ class _KernelReader:
 
 def _parameters(text: str, at: str) -> Iterator[Parameter]:
     offset = 0
-    for given in filter(None, (" ".join(parameter.split()) for parameter in text.split(","))):
-        match = _PARAMETER.match(given)
+    for declared in filter(None, (" ".join(parameter.split()) for parameter in text.split(","))):
+        match = _PARAMETER.match(declared)
         if match is None or match[1] not in REGISTER_BYTES:
-            raise PtxError(f"the parameter {given!r} cannot be read", at=at, fix=REBUILD)
+            raise PtxError(f"the parameter {declared!r} cannot be read", at=at, fix=REBUILD)
         count = int(match[3] or 1)
         nbytes = REGISTER_BYTES[match[1]] * count
         yield Parameter(match[2], match[1], count, offset, nbytes)

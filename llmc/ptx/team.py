@@ -135,8 +135,8 @@ class Team:
 
     def chosen(self, value: Values, mask: Mask) -> npt.NDArray[Any]:
         """A value's elements for the threads of the mask, in the order of `lanes`."""
-        every = np.broadcast_to(value, self.shape)
-        return every.reshape(-1) if mask is None else every[self.whole(mask)]
+        spread = np.broadcast_to(value, self.shape)
+        return spread.reshape(-1) if mask is None else spread[self.whole(mask)]
 
     def placed(self, values: npt.NDArray[Any], mask: Mask) -> Values:
         """The other way: each value at its thread's place, zeros at others'."""

@@ -49,8 +49,8 @@ class BuildRecord:
         writer.write_text(EXPLANATION_NAME, "".join(f"{line.text}\n" for line in explanation))
         if self.placements is not None:
             writer.write_json(PLACEMENTS_NAME, self.placements)
-        made = ((QUANTIZATION_NAME, graph.quantized), (SPARSITY_NAME, graph.sparse), (PRUNING_NAME, graph.pruned))
-        for name, records in made:
+        tables = ((QUANTIZATION_NAME, graph.quantized), (SPARSITY_NAME, graph.sparse), (PRUNING_NAME, graph.pruned))
+        for name, records in tables:
             if records:
                 writer.write_json(name, records)
 

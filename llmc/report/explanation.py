@@ -98,17 +98,17 @@ def history(explanation: Explanation, node: str) -> NodeHistory:
     """The rewrites and refusals of a node, by name. Raises OptionError if there are none."""
     rewrites = [(p.name, r) for p in explanation.passes for r in p.rewrites]
     refusals = [(p.name, r) for p in explanation.passes for r in p.refusals]
-    made = next((entry for entry in rewrites if node in entry[1].made), None)
+    maker = next((entry for entry in rewrites if node in entry[1].made), None)
     used = tuple(entry for entry in rewrites if node in entry[1].nodes)
     about = tuple(
         entry
         for entry in refusals
         if node == entry[1].node or node in {n.name for n in (*entry[1].users, *entry[1].operands)}
     )
-    if made is None and not used and not about:
+    if maker is None and not used and not about:
         raise OptionError(
             f"no rewrite and no refusal is about a node {node!r}",
             at=f"--node {node}",
             fix="node names: llmc passes MODEL --stop-after N --graph, or report/graphs/*.txt of an engine",
         )
-    return NodeHistory(made, used, about)
+    return NodeHistory(maker, used, about)

@@ -139,8 +139,8 @@ def _source(source: str | None) -> Iterator[Line]:
 
 
 def _rewrite(rewrite: RewriteRecord) -> str:
-    made = rewrite.made[:_SHOWN_NODES]
-    arrow = f" → {', '.join(made)}{' …' if len(rewrite.made) > len(made) else ''}" if made else ""
+    nodes = rewrite.made[:_SHOWN_NODES]
+    arrow = f" → {', '.join(nodes)}{' …' if len(rewrite.made) > len(nodes) else ''}" if nodes else ""
     return f"#{rewrite.number} {rewrite.description}{arrow}"
 
 

@@ -40,9 +40,11 @@ class DivisionWish:
         if self.parallel not in (None, "auto"):
             raise OptionError(f"unknown plan {self.parallel!r}", at=f"parallel={self.parallel!r}", fix="use auto")
         if self.parallel is None:
-            given = [name for name in ("ranks", "memory", "trace") if getattr(self, name) is not None]
-            if given:
-                raise OptionError(f"{given[0]} applies only to automatic plans", at=given[0], fix="use parallel auto")
+            set_fields = [name for name in ("ranks", "memory", "trace") if getattr(self, name) is not None]
+            if set_fields:
+                raise OptionError(
+                    f"{set_fields[0]} applies only to automatic plans", at=set_fields[0], fix="use parallel auto"
+                )
         elif type(self.ranks) is not int:
             seen = "" if self.ranks is None else f", not {self.ranks!r}"
             raise OptionError(f"an automatic plan needs the number of ranks{seen}", at="ranks", fix="give their number")
@@ -109,8 +111,8 @@ def consider_divisions(
     assert wish.ranks is not None, "the wish was checked"
     load = drawn_load(PromptShape(), REQUESTS, None, 0) if wish.trace is None else read_trace(wish.trace)
     machine = machine_of(target, wish.ranks, memory_bytes=None if wish.memory is None else int(wish.memory * 1e9))
-    asked = parse_options({**options, "max_model_len": options.get("max_model_len") or longest(load)})
+    parsed = parse_options({**options, "max_model_len": options.get("max_model_len") or longest(load)})
     progress("capturing")
-    captured = capture(model, asked, may_lack_weights=True)
-    best = rent_for_model(captured, passes, asked, machine, load, {}, progress)(wish.ranks)
+    captured = capture(model, parsed, may_lack_weights=True)
+    best = rent_for_model(captured, passes, parsed, machine, load, {}, progress)(wish.ranks)
     return Considered(best, machine, len(load))

@@ -69,14 +69,14 @@ def rent_for_model(
     # Here, because it takes long to import.
     from llmc.codegen.target_kind import kind_of
 
-    asked = RankLayout(options.tensor_parallel_size, options.pipeline_parallel_size)
+    layout = RankLayout(options.tensor_parallel_size, options.pipeline_parallel_size)
     programs = model_programs(captured, passes, options, machine.target, progress)
     program_of = cache(programs.program)
     measured = _measured(machine, lambda: program_of(RankLayout()))
     has_stages = kind_of(machine.target).has_stages
 
     def rent(ranks: int) -> Comparison:
-        ways = divisions(ranks) if asked.ranks == 1 else (division_of(asked, ranks),)
+        ways = divisions(ranks) if layout.ranks == 1 else (division_of(layout, ranks),)
         name = machine.target.name
         comparison = compare(
             ways,

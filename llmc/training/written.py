@@ -44,15 +44,15 @@ def begun(engine: Engine, limits: Limits, text: str, tokens: int, seed: int, *, 
     if not chat:
         return pieces
     conversations = [[{"role": "user", "content": engine.detokenize(piece)}] for piece in pieces]
-    asked = [engine.conversations.token_ids(messages) for messages in conversations]
-    longest = max(map(len, asked))
+    prompts = [engine.conversations.token_ids(messages) for messages in conversations]
+    longest = max(map(len, prompts))
     if longest >= limits.max_model_len:
         raise OptionError(
             f"a prompt in the chat template takes {longest} tokens, and the engine's sequences {limits.max_model_len}",
             at="--chat",
             fix=f"build the engine for longer ones: --max-model-len {longest + _WRITTEN_TOKENS}",
         )
-    return asked
+    return prompts
 
 
 def written(

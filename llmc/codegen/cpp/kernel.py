@@ -102,18 +102,18 @@ def named_arguments(call: Call, function: str, axes: TensorAxes, results: Sequen
 
 def refuse_dtypes(node: fx.Node, names: Sequence[str]) -> Refusal | None:
     """Refuse the first of these arguments whose dtype no kernel reads."""
-    given = arguments_of(node)
+    arguments = arguments_of(node)
     for name in names:
-        if (dtype := given[name].meta["val"].dtype) not in DTYPES:
+        if (dtype := arguments[name].meta["val"].dtype) not in DTYPES:
             return Refusal(f"{name} is {dtype}; kernels know float32 and bfloat16", node)
     return None
 
 
 def refuse_ranks(node: fx.Node, axes: TensorAxes) -> Refusal | None:
     """A refusal for the first argument whose number of axes differs from the named ones, or None."""
-    given = arguments_of(node)
+    arguments = arguments_of(node)
     for name, of_tensor in axes.items():
-        shape = given[name].meta["val"].shape
+        shape = arguments[name].meta["val"].shape
         if not fits(len(shape), of_tensor):
             return Refusal(f"{name} has shape {list(shape)}; the kernel takes rank {ranks_of(of_tensor)}", node)
     return None

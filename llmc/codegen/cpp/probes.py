@@ -147,9 +147,9 @@ class Probes:
 
     def _kernel_seconds(self, function: str, arguments: ctypes.Structure) -> float:
         run = getattr(self._library, function)
-        given = ctypes.addressof(arguments)
-        run(self._pool, given)
-        return _best(lambda: run(self._pool, given))
+        address = ctypes.addressof(arguments)
+        run(self._pool, address)
+        return _best(lambda: run(self._pool, address))
 
 
 class Memory:

@@ -64,7 +64,7 @@ class Calls:
         if key not in overloads:
             content.overload = "" if not overloads else str(len(overloads) + 1)
             overloads[key] = content
-        made = helper.make_node(
+        proto = helper.make_node(
             kind,
             [inputs[tensor] for tensor in tensors.values()],
             outputs,
@@ -72,11 +72,11 @@ class Calls:
             domain=domain,
             overload=overloads[key].overload,
         )
-        made.attribute.extend(attributes)
+        proto.attribute.extend(attributes)
         for name, text in (("source", source_line(node)), ("rewrite", node.meta.get("rewrite"))):
             if text:
-                made.metadata_props.add(key=name, value=str(text))
-        return made
+                proto.metadata_props.add(key=name, value=str(text))
+        return proto
 
 
 def _named(node: fx.Node) -> dict[str, Any]:
@@ -96,9 +96,9 @@ def _tensors(node: fx.Node) -> Iterator[tuple[str, fx.Node]]:
 def _attributes(node: fx.Node, tensors: Mapping[str, fx.Node]) -> Iterator[tuple[str, Any]]:
     """The other arguments that were given, in the order of the schema."""
     arguments = _named(node)
-    given = {*list(arguments)[: len(node.args)], *node.kwargs}
+    passed = {*list(arguments)[: len(node.args)], *node.kwargs}
     for name, value in arguments.items():
-        if name not in given or name in tensors or isinstance(value, torch.memory_format):
+        if name not in passed or name in tensors or isinstance(value, torch.memory_format):
             continue
         if isinstance(value, list | tuple) and (not value or not all(isinstance(element, int) for element in value)):
             yield name, [f"{name}_{i}" if isinstance(e, fx.Node) else _text(e) for i, e in enumerate(value)]
@@ -156,9 +156,9 @@ def _filled(body: Body, node: fx.Node, values: Mapping[str, Value]) -> tuple[str
         # The remaining information is in the function's result.
         if "result" not in wanted and value is not None and value != _default(node.target, name) and name != "dtype":
             raise NotInOnnx(f"{name}={_text(value)} has no counterpart")
-    given = arguments | {"result": _result(node)}
-    made = function(body, **{name: given[name] for name in wanted if name in given})
-    return (made,) if isinstance(made, str) else tuple(made)
+    candidates = arguments | {"result": _result(node)}
+    outputs = function(body, **{name: candidates[name] for name in wanted if name in candidates})
+    return (outputs,) if isinstance(outputs, str) else tuple(outputs)
 
 
 def _wanted(function: Function, arguments: Mapping[str, Any]) -> list[str]:

@@ -63,8 +63,8 @@ class Body:
         """Add a node with `results` results."""
         outputs = tuple(self._name() for _ in range(results))
         last = max((i for i, operand in enumerate(inputs) if operand is not None), default=-1)
-        given = [_input(operand) for operand in inputs[: last + 1]]
-        self.nodes.append(helper.make_node(op, given, outputs, **attributes))
+        names = [_input(operand) for operand in inputs[: last + 1]]
+        self.nodes.append(helper.make_node(op, names, outputs, **attributes))
         return outputs
 
     def constant(self, value: npt.NDArray[Any]) -> str:

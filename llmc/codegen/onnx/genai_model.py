@@ -197,8 +197,8 @@ def _prologue() -> list[onnx.NodeProto]:
 
 def _inputs(layers: Sequence[fx.Node]) -> list[onnx.ValueInfoProto]:
     shapes = {"input_ids": "sequence", "attention_mask": "total", "position_ids": "sequence"}
-    made = [helper.make_tensor_value_info(n, TensorProto.INT64, ["batch", size]) for n, size in shapes.items()]
-    return made + _cache_infos("past_key_values", layers, "past")
+    infos = [helper.make_tensor_value_info(n, TensorProto.INT64, ["batch", size]) for n, size in shapes.items()]
+    return infos + _cache_infos("past_key_values", layers, "past")
 
 
 def _outputs(layers: Sequence[fx.Node], vocabulary: int) -> list[onnx.ValueInfoProto]:

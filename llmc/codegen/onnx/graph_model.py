@@ -77,7 +77,7 @@ class _Writer:
                 self._add(node)
         outputs = self._outputs()
         inputs = [value_info(node.name, node.meta["val"], self._sizes) for node in graph.inputs()]
-        made = helper.make_graph(
+        graph_proto = helper.make_graph(
             self._nodes,
             graph.stage.value,
             inputs,
@@ -88,7 +88,7 @@ class _Writer:
         functions = self._calls.functions
         domains = {"": OPSET} | {function.domain: 1 for function in functions}
         return helper.make_model(
-            made,
+            graph_proto,
             producer_name="llmc",
             ir_version=IR_VERSION,
             functions=functions,

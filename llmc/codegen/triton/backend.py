@@ -115,9 +115,9 @@ class TritonBackend:
         kernel = Unspecialized(function.__name__, module, constants, launch.num_warps, launch.num_stages)
         name = self._names.setdefault(kernel, f"{function.__name__}.{len(self._names)}")
         self.kernels[name] = kernel
-        given = {**launch.constants, **launch.arguments}
+        values = {**launch.constants, **launch.arguments}
         names = list(inspect.signature(function).parameters)
-        assert given.keys() == set(names), f"{function.__name__} takes {names}, and was given {list(given)}"
+        assert values.keys() == set(names), f"{function.__name__} takes {names}, and was given {list(values)}"
         arguments = {n: launch.arguments[n] for n in names if launch.arguments.get(n) is not None}
         return KernelCall(
             name,

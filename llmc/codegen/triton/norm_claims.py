@@ -48,8 +48,8 @@ def _sum_before(norm: fx.Node) -> fx.Node | Refusal | None:
     """The sum over ranks of either summand, or why it is not fused."""
     arguments = arguments_of(norm)
     sums = [_taken_sum(arguments[name]) for name in ("residual", "x") if name in arguments]
-    taken = next((term for term in sums if isinstance(term, fx.Node)), None)
-    return taken or next((term for term in sums if term is not None), None)
+    total = next((term for term in sums if isinstance(term, fx.Node)), None)
+    return total or next((term for term in sums if term is not None), None)
 
 
 def _taken_sum(total: fx.Node) -> fx.Node | Refusal | None:

@@ -104,9 +104,9 @@ def _add_filtered(tail: "_Tail", noise: "dict[str, _Tensor]", vocab_size: int) -
     tail.add(top_k_rows, wanted, {"logits": tail.logits, "k": count}, {0: values, 1: indices})
     weighed: dict[str, Any] = {"logits": tail.logits, "values": values, **tail.inputs("temperature")}
     tail.add(row_masses, wanted, weighed, {0: masses})
-    given: dict[str, Any] = {"values": values, "indices": indices, "masses": masses, "drawn": drawn}
-    given |= {**tail.inputs(*CHOICE_INPUTS), "complete": count == vocab_size}
-    tail.add(sample_candidates, wanted, given, {0: "tokens", 1: "covered"})
+    arguments: dict[str, Any] = {"values": values, "indices": indices, "masses": masses, "drawn": drawn}
+    arguments |= {**tail.inputs(*CHOICE_INPUTS), "complete": count == vocab_size}
+    tail.add(sample_candidates, wanted, arguments, {0: "tokens", 1: "covered"})
 
 
 def _touches_logits(launch: Launch) -> bool:

@@ -38,8 +38,8 @@ class Counterexample:
 
     def __str__(self) -> str:
         at = ", ".join(f"{name} = {value:g}" for name, value in self.inputs.items()) or "all 0"
-        given = with_constants(self.constants)
-        return f"{self.element}: {self.before:.6g} becomes {self.after:.6g} at {at}{given}"
+        constants = with_constants(self.constants)
+        return f"{self.element}: {self.before:.6g} becomes {self.after:.6g} at {at}{constants}"
 
 
 @dataclass(frozen=True)

@@ -32,10 +32,10 @@ class Form:
 
     def body(self, **values: Any) -> Any:
         """The form drawn on these values, or computed of them."""
-        made: dict[fx.Node, Any] = {}
+        computed: dict[fx.Node, Any] = {}
         for call in self.calls:
-            made[call] = self._call(call, made, values)
-        results = tuple(made[output] for output in self.outputs)
+            computed[call] = self._call(call, computed, values)
+        results = tuple(computed[output] for output in self.outputs)
         return results if len(results) > 1 else results[0]
 
     def bindings(self, known: Mapping[str, Any], most_tries: int = _TRIES) -> Iterator[dict[str, Any]]:
@@ -91,8 +91,8 @@ class Form:
         record = record_of(call)
         if record is None or record.check is None:
             return True
-        given = fx.map_arg(call_arguments(call), lambda node: self._value(node, made, values))
-        return record.check(OpCall(given, result, {})) is None
+        arguments = fx.map_arg(call_arguments(call), lambda node: self._value(node, made, values))
+        return record.check(OpCall(arguments, result, {})) is None
 
     def domain(self, wildcard: str) -> Sequence[Any]:
         """The domain of a wildcard, by the first op that reads it."""

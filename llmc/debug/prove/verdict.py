@@ -109,17 +109,17 @@ def _of_cases(rewrite: Rewrite, cases: Cases) -> Iterator[Comparison]:
 
 def _rewritten(rewrite: Rewrite, case: Case, comparer: Comparer) -> Comparison:
     """PassError if what the replacement makes cannot take the pattern's place."""
-    given = with_constants(case.constants())
+    constants = with_constants(case.constants())
     try:
         put_in_place(case.match, rewrite.replacement)
     except PassError as error:
-        raise PassError(f"{error.problem}{given}", at=error.at) from error
+        raise PassError(f"{error.problem}{constants}", at=error.at) from error
     except Exception as error:
-        raise PassError(f"the replacement fails: {_first_line(error)}{given}") from error
+        raise PassError(f"the replacement fails: {_first_line(error)}{constants}") from error
     try:
         after = evaluate(case.graph, case.pool, case.values)
     except Exception as error:  # The replacement may be any op, also one that has no meaning over symbols.
-        return Comparison(0, 0, problem=f"after it: {_first_line(error)}{given}")
+        return Comparison(0, 0, problem=f"after it: {_first_line(error)}{constants}")
     comparison = _compared(case.before, after, case.pool, comparer)
     if comparison.counterexample is None:
         return comparison

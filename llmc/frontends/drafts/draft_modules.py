@@ -34,8 +34,8 @@ class Eagle3FirstLayer(nn.Module):
         """Run the layer. hidden_states: [1, T, 2 · width], the embeddings first. Returns [1, T, width]."""
         embedding, hidden = hidden_states.chunk(2, dim=-1)
         normed = self.hidden_norm(hidden)
-        both = torch.cat((self.input_layernorm(embedding), normed), dim=-1)
-        attended, _ = self.self_attn(hidden_states=both, **options)
+        joined = torch.cat((self.input_layernorm(embedding), normed), dim=-1)
+        attended, _ = self.self_attn(hidden_states=joined, **options)
         x = (normed if self.norm_before_residual else hidden) + attended
         result: Tensor = x + self.mlp(self.post_attention_layernorm(x))
         return result
@@ -59,8 +59,8 @@ class Eagle3Draft(nn.Module):
         hidden states of the model's dtype.
         """
         embedding = self.embed_tokens(input_ids)
-        both = torch.cat((embedding, hidden.to(embedding.dtype)), dim=-1)
-        x = self.decoder(inputs_embeds=both, position_ids=positions, use_cache=False).last_hidden_state
+        joined = torch.cat((embedding, hidden.to(embedding.dtype)), dim=-1)
+        x = self.decoder(inputs_embeds=joined, position_ids=positions, use_cache=False).last_hidden_state
         normed = self.norm(x)
         return self.lm_head(normed), normed if self.norm_output else x
 

@@ -75,12 +75,12 @@ def read_eagle3(directory: Path) -> Eagle3Settings:
 def layer_ids(settings: Mapping[str, Any], file: Path) -> tuple[int, ...] | None:
     """The layers that a config lists; None if it does not. Raises CheckpointError if the value is not a list of
     numbers."""
-    given = settings.get(LAYER_IDS)
-    if not given:
+    ids = settings.get(LAYER_IDS)
+    if not ids:
         return None
-    if not isinstance(given, list) or any(type(layer_id) is not int for layer_id in given):
-        raise CheckpointError(f"{LAYER_IDS} is {given!r:.80}, not a list of numbers", at=file, fix="correct the value")
-    return tuple(given)
+    if not isinstance(ids, list) or any(type(layer_id) is not int for layer_id in ids):
+        raise CheckpointError(f"{LAYER_IDS} is {ids!r:.80}, not a list of numbers", at=file, fix="correct the value")
+    return tuple(ids)
 
 
 def _before_layers(ids: tuple[int, ...] | None) -> tuple[int, ...] | None:

@@ -169,8 +169,8 @@ def _bytes_of(place: Place) -> bytearray:
     if place.between is None:
         return read_bytes(place.tensor, place.nbytes * (place.expert or 0), place.nbytes)
     rows = math.prod(place.tensor.shape[:2])
-    both = (torch.frombuffer(read_bytes(tensor), dtype=torch.uint8) for tensor in (place.tensor, place.between))
-    return bytearray(torch.stack([half.view(rows, -1) for half in both], 1).numpy().tobytes())
+    halves = (torch.frombuffer(read_bytes(tensor), dtype=torch.uint8) for tensor in (place.tensor, place.between))
+    return bytearray(torch.stack([half.view(rows, -1) for half in halves], 1).numpy().tobytes())
 
 
 def _in_halves(rows: Tensor, heads: int | None) -> Tensor:

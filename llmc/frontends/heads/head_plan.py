@@ -32,8 +32,8 @@ def head_plan(task: Task, model: Any, options: BuildOptions, directory: Path | N
     modules = None if directory is None or options.pooling != "auto" else sentence_modules(directory)
     if modules is not None:
         return HeadPlan(modules.head, modules.dense, modules.max_length)
-    asked = None if options.pooling == "auto" else Pooling(options.pooling)
-    pooling = asked or (Pooling.LAST if is_causal(model) else Pooling.MEAN)
+    requested = None if options.pooling == "auto" else Pooling(options.pooling)
+    pooling = requested or (Pooling.LAST if is_causal(model) else Pooling.MEAN)
     return HeadPlan(Head(task, pooling, width=0, whole_texts=False, normalized=True))
 
 

@@ -54,11 +54,11 @@ class RowModule(nn.Module):
         if self._separator is not None:
             pair = self._separator, model.config.type_vocab_size
             segments = torch.ops.llmc.segments.default(input_ids.squeeze(0), *pair).unsqueeze(0)
-        given: dict[str, Any] = {"use_cache": False, "token_type_ids": segments}
+        keywords: dict[str, Any] = {"use_cache": False, "token_type_ids": segments}
         if not numbers_ids(model):
-            given["position_ids"] = positions
-        given = {name: value for name, value in given.items() if name in known}
-        return model(input_ids=input_ids, return_dict=True, **given)
+            keywords["position_ids"] = positions
+        keywords = {name: value for name, value in keywords.items() if name in known}
+        return model(input_ids=input_ids, return_dict=True, **keywords)
 
 
 def pooled(states: Tensor, pooling: Pooling) -> Tensor:

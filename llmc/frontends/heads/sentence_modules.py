@@ -93,10 +93,10 @@ def _pooling(file: Path) -> Pooling:
     names = named if isinstance(named, list) else [] if named is None else [named]
     modes = [_NAMES.get(name) if isinstance(name, str) else None for name in names]
     modes += [mode for flag, mode in _FLAGS.items() if settings.get(flag)]
-    asked = [*names, *(flag for flag in (*_FLAGS, *_OTHER_FLAGS) if settings.get(flag))]
-    if len(asked) != 1 or len(modes) != 1 or modes[0] is None:
+    requested = [*names, *(flag for flag in (*_FLAGS, *_OTHER_FLAGS) if settings.get(flag))]
+    if len(requested) != 1 or len(modes) != 1 or modes[0] is None:
         raise CaptureError(
-            f"texts are pooled by {', '.join(map(str, asked)) or 'nothing'}, expected one of cls, mean, lasttoken",
+            f"texts are pooled by {', '.join(map(str, requested)) or 'nothing'}, expected one of cls, mean, lasttoken",
             at=file,
             fix="choose one with pooling=mean, cls or last, if the model was trained for it",
         )

@@ -84,9 +84,9 @@ class Call:
 
     def axes(self, name: str = "axes", index: int = 1) -> list[int] | None:
         """The whole numbers of an attribute, or in later opsets of an input; None if there is neither."""
-        given = self.node.attributes.get(name)
-        if isinstance(given, tuple):
-            return [int(axis) for axis in given]
+        axes = self.node.attributes.get(name)
+        if isinstance(axes, tuple):
+            return [int(axis) for axis in axes]
         return self.integers(index) if self.has(index) else None
 
     def slices(self) -> Iterator[tuple[Any, Any, int, int]]:

@@ -92,8 +92,8 @@ class _Run:
         for node in nodes:
             if node.outputs and all(name in values for name in node.outputs if name):
                 continue  # codes, whose numbers stand for them
-            made = self._made(node, values, opsets)
-            for name, value in zip(node.outputs, made, strict=False):
+            outputs = self._made(node, values, opsets)
+            for name, value in zip(node.outputs, outputs, strict=False):
                 if name and value is not None:
                     values[name] = value
 
@@ -106,28 +106,28 @@ class _Run:
             self.positions,
             self.dtypes,
         )
-        made: Translated
+        outputs: Translated
         try:
             if node.op == "If":
-                made = self._branch(call, values, opsets)
+                outputs = self._branch(call, values, opsets)
             elif function is not None and (node.domain, node.op_type) not in OPERATORS:
                 own = own_operator(node)
-                made = self._function(function, call) if own is None else called(own, call, function.inputs)
+                outputs = self._function(function, call) if own is None else called(own, call, function.inputs)
             else:
-                made = _translated(call)
+                outputs = _translated(call)
         except LlmcError:
             raise
         except Exception as error:  # Operators of damaged files meet torch in every wrong way; all of it is translated.
             raise call.refused(f"it does not fit its inputs: {_told(error)}", "export the model again") from error
-        results = made if isinstance(made, tuple) else (made,)
+        results = outputs if isinstance(outputs, tuple) else (outputs,)
         for value in results:
             if isinstance(value, Tensor) and math.prod(n for n in value.shape if isinstance(n, int)) > _MOST_ELEMENTS:
                 raise call.refused(f"it makes {list(value.shape)}, more than a model does", "export the model again")
         return results
 
     def _function(self, function: OnnxFunction, call: Call) -> tuple[Value | None, ...]:
-        given = dict(zip(function.inputs, call.inputs, strict=False))
-        inner: dict[str, Value] = {name: value for name, value in given.items() if value is not None}
+        arguments = dict(zip(function.inputs, call.inputs, strict=False))
+        inner: dict[str, Value] = {name: value for name, value in arguments.items() if value is not None}
         attributes = {**function.attributes, **call.node.attributes}
         nodes = [_with_attributes(node, attributes) for node in function.nodes]
         self.nodes(nodes, inner, function.opsets)

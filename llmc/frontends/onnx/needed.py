@@ -76,7 +76,7 @@ def positional_tensors(graph: OnnxGraph, ids: str) -> frozenset[str]:
             tables = {name for index, name in enumerate(node.inputs) if (node.op, index) in _LOOKUPS}
             positional |= {origin for name in names if name in stored and name not in tables for origin in stored[name]}
         else:
-            made = frozenset(origin for name in names for origin in stored.get(name, frozenset()))
-            stored |= dict.fromkeys(node.outputs, made)
+            origins = frozenset(origin for name in names for origin in stored.get(name, frozenset()))
+            stored |= dict.fromkeys(node.outputs, origins)
     tensors = (graph.tensors[name] for name in positional)
     return frozenset(tensor.name for tensor in tensors if tensor.numel * tensor.dtype.itemsize <= _LARGEST_CONSTANT)

@@ -54,17 +54,17 @@ def own_operator(node: OnnxNode) -> OpOverload | None:
 def called(op: OpOverload, call: Call, inputs: Sequence[str]) -> Translated:
     """Call an op with the inputs of a function. inputs: the names of the function's inputs."""
     tensors = {argument.name for argument in op._schema.arguments if "Tensor" in str(argument.type)}
-    given = {
+    by_name = {
         # One of a list is called after it.
         name: call.tensor(index) if {name, name.rpartition("_")[0]} & tensors else _number(call, index)
         for index, name in enumerate(inputs)
     }
     keywords: dict[str, Any] = {}
     for argument in op._schema.arguments:
-        if argument.name in given:
-            keywords[argument.name] = given[argument.name]
+        if argument.name in by_name:
+            keywords[argument.name] = by_name[argument.name]
         elif argument.name in call.node.attributes:
-            keywords[argument.name] = _argument(call.node.attributes[argument.name], argument.type, given)
+            keywords[argument.name] = _argument(call.node.attributes[argument.name], argument.type, by_name)
     result: Any = op(**keywords)
     if isinstance(result, SymInt | int):
         return array(result)

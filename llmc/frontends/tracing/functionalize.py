@@ -84,10 +84,10 @@ def _can_replace(node: fx.Node) -> bool:
 def _fills_slice(node: fx.Node) -> bool:
     """Whether it writes all of a slice of memory that nothing else has seen, as code does that puts halves of heads
     together."""
-    part, given = node.args[:2]
-    if not isinstance(part, fx.Node) or part.target is not aten.slice.Tensor or not isinstance(given, fx.Node):
+    part, written = node.args[:2]
+    if not isinstance(part, fx.Node) or part.target is not aten.slice.Tensor or not isinstance(written, fx.Node):
         return False
-    base, values = part.all_input_nodes[0], (part.meta["val"], given.meta["val"])
+    base, values = part.all_input_nodes[0], (part.meta["val"], written.meta["val"])
     if node.users or not _is_fresh(base) or values[0].dtype != values[1].dtype or values[0].dim() != values[1].dim():
         return False
     seen = [user for user in base.users if user < node and _is_view(user)]

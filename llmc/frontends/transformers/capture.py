@@ -166,8 +166,8 @@ class LogitsOnly(nn.Module):
     def forward(self, input_ids: Tensor, positions: Tensor) -> Tensor:
         """Run the model. input_ids, positions: [1, T]. Returns [1, T, vocab]."""
         with explained_at_once():
-            given = {} if self._numbers_ids else {"position_ids": positions}
-            logits: Tensor = self.model(input_ids=input_ids, use_cache=False, **given).logits
+            keywords = {} if self._numbers_ids else {"position_ids": positions}
+            logits: Tensor = self.model(input_ids=input_ids, use_cache=False, **keywords).logits
         return logits
 
 

@@ -201,10 +201,10 @@ class _Reader:
             return {"list": list, "tuple": tuple}[kind](self._value(item) for item in items)
         shape, stride = (tuple(map(self._size, value[name])) for name in ("shape", "stride"))
         with self._mode:
-            made = torch.empty_strided(shape, stride, dtype=_TORCH_DTYPES[value["dtype"]], device="cpu")
+            tensor = torch.empty_strided(shape, stride, dtype=_TORCH_DTYPES[value["dtype"]], device="cpu")
             if value["offset"] != 0:
-                made = made.as_strided(shape, stride, self._size(value["offset"]))
-        return made
+                tensor = tensor.as_strided(shape, stride, self._size(value["offset"]))
+        return tensor
 
     def _size(self, size: Any) -> Any:
         if size == "T":

@@ -249,10 +249,10 @@ def stated_tokens(directory: Path) -> tuple[dict[str, Any], ...]:
     where the whole does not state them. Classes of transformers have their own ids for models that state none."""
     config = read_json_if_there(directory / "config.json")
     text = config.get("text_config")
-    given = {key: value for key, value in config.items() if value is not None}
+    stated = {key: value for key, value in config.items() if value is not None}
     return (
         read_json_if_there(directory / "generation_config.json"),
-        {**(text if isinstance(text, dict) else {}), **given},
+        {**(text if isinstance(text, dict) else {}), **stated},
     )
 
 

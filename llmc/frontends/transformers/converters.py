@@ -79,14 +79,14 @@ def _convert(
     }
     try:
         with recorder:
-            made = converter.convert(first, model=model, config=model.config)
+            converted = converter.convert(first, model=model, config=model.config)
     except Exception as error:  # Whatever transformers' code meets with tensors that it did not expect.
         raise CheckpointError(
             f"transformers cannot make {first} from {len(names)} stored tensors ({names[0]}, …): {error}",
             at=at,
             fix="check that config.json belongs to these weights and that all shards are there",
         ) from None
-    by_name = {name: value[0] if isinstance(value, list) else value for name, value in made.items()}
+    by_name = {name: value[0] if isinstance(value, list) else value for name, value in converted.items()}
     return {
         name: Converted(recorder.recipe(value), tuple(value.shape), names)
         for name, value in by_name.items()
@@ -117,8 +117,8 @@ class _Recorder(TorchDispatchMode):
     ) -> Any:
         result = func(*args, **(kwargs or {}))
         if isinstance(result, Tensor):
-            given = tuple((name, self._argument(value)) for name, value in sorted((kwargs or {}).items()))
-            recipe = Derived(func, self._argument(args), given)
+            keywords = tuple((name, self._argument(value)) for name, value in sorted((kwargs or {}).items()))
+            recipe = Derived(func, self._argument(args), keywords)
             self._recipes[id(result)] = result, recipe
         else:
             parts = _PARTS[func]

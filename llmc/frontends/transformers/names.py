@@ -123,11 +123,11 @@ def _text_half(matched: _Found, whole: Any, tensors: Mapping[str, Tensor]) -> _F
     outer_names = text_names(whole.state_dict())
     recipes: dict[str, Recipe] = {}
     for group in _groups(tensors):
-        made = next(
+        recipe = next(
             (matched.recipes[outer_names[name]] for name in group if outer_names.get(name) in matched.recipes), None
         )
-        if made is not None:
-            recipes.update((name, made) for name in group)
+        if recipe is not None:
+            recipes.update((name, recipe) for name in group)
     names = {name: matched.names[place] for name, place in text_names(matched.names).items()}
     read = frozenset(name for made in recipes.values() for name in stored_names(made))
     return _Found(recipes, read, names, tuple(pair for pair in matched.copies if pair[0] in read))
@@ -164,11 +164,11 @@ def _converted(
         converted = converted_tensors(model, shapes, source.directory)
         tensors = model.state_dict(keep_vars=True)
         for group in groups:
-            made = next((converted[name] for name in group if name in converted), None)
-            if made is not None:
-                _check_converted(group[0], made, tensors[group[0]], stored, source)
-                recipes.update((name, made.recipe) for name in group)
-                sources.update(stored[name] for name in made.sources)
+            conversion = next((converted[name] for name in group if name in converted), None)
+            if conversion is not None:
+                _check_converted(group[0], conversion, tensors[group[0]], stored, source)
+                recipes.update((name, conversion.recipe) for name in group)
+                sources.update(stored[name] for name in conversion.sources)
     return recipes, sources
 
 

@@ -131,14 +131,14 @@ def convolved_heads(
     The model pads its input, not what the first convolution makes of it: before the first token that is its bias.
     """
     x = hidden_states.squeeze(0)
-    both = torch.cat((self.q_proj(x), self.k_proj(x)), -1).unflatten(-1, (-1, self.head_dim))
-    q, k = both.split((self.num_attention_heads, self.num_key_value_heads), 1)
+    joined = torch.cat((self.q_proj(x), self.k_proj(x)), -1).unflatten(-1, (-1, self.head_dim))
+    q, k = joined.split((self.num_attention_heads, self.num_key_value_heads), 1)
     by_group = q.unflatten(1, (self.num_key_value_heads, self.num_key_value_groups))
     mean = (by_group + k.unsqueeze(2)) * 0.5
     first, second = self.conv_qk_depthwise, self.conv_qk_grouped
-    mixed = _llmc.causal_conv.default(both.flatten(1), first.weight.squeeze(1).t(), None)
+    mixed = _llmc.causal_conv.default(joined.flatten(1), first.weight.squeeze(1).t(), None)
     weights = second.weight.unflatten(0, (second.groups, -1))
-    y = torch.zeros_like(both)
+    y = torch.zeros_like(joined)
     for tap, weight in enumerate(weights.unbind(-1)):
         shifted = _shifted(mixed, second.kernel_size[0] - 1 - tap) + first.bias
         y = y + _llmc.head_linear.default(shifted.unflatten(-1, (second.groups, -1)), weight)

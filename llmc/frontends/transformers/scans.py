@@ -114,8 +114,8 @@ def mamba2_chunk_scan(
     hidden_states: [1, T, heads, head_dim]; dt: [1, T, heads]; A: [heads]; B, C: [1, T, groups, n]. Returns
     [1, T, heads, head_dim], fp32.
     """
-    asked = {"initial_states": initial_states, "return_final_states": return_final_states}
-    _refuse("mamba2_chunk_scan", {**options, **asked})
+    states = {"initial_states": initial_states, "return_final_states": return_final_states}
+    _refuse("mamba2_chunk_scan", {**options, **states})
     x, dt, B, C = (tensor.squeeze(0).float() for tensor in (hidden_states, dt, B, C))
     dt = _positive(dt, dt_bias, dt_softplus)
     low, high = dt_limit
@@ -144,8 +144,8 @@ def chunk_gated_delta_rule(
     query, key: [1, T, groups, key_dim]; value: [1, T, heads, value_dim]; g: [1, T, heads], of Kimi's [1, T, heads,
     key_dim]; beta: [1, T, heads]. Returns [1, T, heads, value_dim] in query's dtype.
     """
-    asked = {"initial_state": initial_state, "output_final_state": output_final_state}
-    _refuse("chunk_gated_delta_rule", {**options, **asked})
+    states = {"initial_state": initial_state, "output_final_state": output_final_state}
+    _refuse("chunk_gated_delta_rule", {**options, **states})
     q, k, v, decay, betas = (tensor.squeeze(0).float() for tensor in (query, key, value, g, beta))
     if use_qk_l2norm_in_kernel:
         q, k = (tensor * torch.rsqrt((tensor * tensor).sum(-1, keepdim=True) + 1e-6) for tensor in (q, k))
@@ -179,8 +179,8 @@ _INERT = frozenset(
 
 
 def _refuse(function: str, options: dict[str, Any]) -> None:
-    asked = sorted(name for name, value in options.items() if value is not None and value is not False)
-    unknown = [name for name in asked if name not in _INERT]
+    set_options = sorted(name for name, value in options.items() if value is not None and value is not False)
+    unknown = [name for name in set_options if name not in _INERT]
     if unknown:
         raise CaptureError(
             f"the model's {function} is given {', '.join(unknown)}, which llmc's op of it does not know",

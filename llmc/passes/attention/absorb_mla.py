@@ -101,11 +101,11 @@ def _per_head(node: fx.Node) -> _PerHead | None:
     """The channels of slice(reshape(linear(x, w), [-1, heads, channels]), 2, start, end)."""
     span: tuple[int, int] | None = None
     if node.target is aten.slice.Tensor:
-        given = call_arguments(node)
-        if given["dim"] % node.meta["val"].dim() != 2 or given["step"] != 1:
+        arguments = call_arguments(node)
+        if arguments["dim"] % node.meta["val"].dim() != 2 or arguments["step"] != 1:
             return None
-        start = given["start"] or 0
-        span, node = (start, start + int(node.meta["val"].shape[2])), given["self"]
+        start = arguments["start"] or 0
+        span, node = (start, start + int(node.meta["val"].shape[2])), arguments["self"]
     if node.target is not aten.reshape.default or node.meta["val"].dim() != 3:
         return None
     product, channels = node.all_input_nodes[0], int(node.meta["val"].shape[2])

@@ -66,8 +66,8 @@ def asked_policy(options: BuildOptions) -> CachePolicy:
 
 def refuse_compression(node: fx.Node, policy: CachePolicy) -> Refusal | None:
     """Return why the cache of an attention does not get the policy, or None."""
-    given = call_arguments(node)
-    if given["keeps"] not in (None, str(policy)):
-        return Refusal(f"its cache keeps {given['keeps']} already", node)
-    name = next((name for name in ("window", "chunk", "chosen") if given[name] is not None), None)
+    arguments = call_arguments(node)
+    if arguments["keeps"] not in (None, str(policy)):
+        return Refusal(f"its cache keeps {arguments['keeps']} already", node)
+    name = next((name for name in ("window", "chunk", "chosen") if arguments[name] is not None), None)
     return None if name is None else Refusal(f"its {name} limits what a query sees", node)

@@ -104,8 +104,8 @@ def _check(graph: ModelGraph, linear: fx.Node, heads: fx.Node, parts: Sequence[_
     width = linear.meta["val"].shape[-1] // heads.meta["val"].shape[1]
     ends = [0, *(part.end for part in parts)]
     if [*(part.start for part in parts), width] != ends:
-        taken = ", ".join(f"{part.start} to {part.end}" for part in parts)
-        raise Refused(f"channels {taken} of a head's {width} are read, expected each of them once", heads)
+        ranges = ", ".join(f"{part.start} to {part.end}" for part in parts)
+        raise Refused(f"channels {ranges} of a head's {width} are read, expected each of them once", heads)
     arguments = call_arguments(linear)
     for tensor in (arguments["weight"], arguments["bias"]):
         for weight, reader in () if tensor is None else _stored(tensor, linear):

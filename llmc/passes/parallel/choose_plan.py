@@ -172,8 +172,8 @@ def _minimize(tables: Sequence[_Table]) -> tuple[dict[AxesClass, bool], float]:
         best: dict[tuple[bool, ...], bool] = {}
         sums: dict[tuple[bool, ...], float] = {}
         for cut in itertools.product((False, True), repeat=len(others)):
-            given = dict(zip(others, cut, strict=True))
-            options = [_sum(mine, {**given, key: is_cut}) for is_cut in (False, True)]
+            fixed = dict(zip(others, cut, strict=True))
+            options = [_sum(mine, {**fixed, key: is_cut}) for is_cut in (False, True)]
             best[cut], sums[cut] = options[1] < options[0], min(options)
         undo.append((key, others, best))
         left.append(_Table(others, sums))

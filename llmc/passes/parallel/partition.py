@@ -202,8 +202,8 @@ class _Cut:
         ]
         constant = self._constant(f"{node.name}_part", order)
         with self.graph.graph.inserting_after(node):
-            taken = self.graph.graph.call_function(_llmc.select_channels.default, (node, constant))
-        node.replace_all_uses_with(taken, delete_user_cb=lambda user: user is not taken)
+            selected = self.graph.graph.call_function(_llmc.select_channels.default, (node, constant))
+        node.replace_all_uses_with(selected, delete_user_cb=lambda user: user is not selected)
 
     def _gathered(self, operand: fx.Node, reader: fx.Node) -> fx.Node:
         for user in operand.users:

@@ -88,11 +88,11 @@ def _pieces(reader: fx.Node) -> list[_Piece]:
             pieces.append(_Piece(user, start, end))
         elif user.target is aten.split_with_sizes.default and _is_second(arguments["dim"], reader):
             starts = [sum(arguments["split_sizes"][:i]) for i in range(len(arguments["split_sizes"]) + 1)]
-            for taken in user.users:
-                index: Any = taken.args[1] if taken.target is getitem else None
+            for piece in user.users:
+                index: Any = piece.args[1] if piece.target is getitem else None
                 if index is None:
                     return []
-                pieces.append(_Piece(taken, starts[index], starts[index + 1]))
+                pieces.append(_Piece(piece, starts[index], starts[index + 1]))
         else:
             return []
     return pieces

@@ -94,9 +94,9 @@ def _bases(stream: Stream, fitting: Sequence[ValuePath]) -> list[tuple[Tensor, T
 def _fold(graph: ModelGraph, path: ValuePath, basis: Tensor) -> None:
     """Multiply the weights by the bases of KV heads, [kv_heads, channels, rank], and shorten what lies between."""
     kv_heads, channels, rank = basis.shape
-    *made, summed = path.weights
+    *inner, summed = path.weights
     back = Constant(basis.transpose(1, 2).contiguous())
-    for weight in made:  # The bias is a matrix of one column.
+    for weight in inner:  # The bias is a matrix of one column.
         columns = weight.meta["val"].shape[1] if weight.meta["val"].dim() == 2 else 1
         by_head = Derived(_aten.reshape.default, (_wide(graph.weights[weight.name]), (kv_heads, channels, columns)))
         shape = (kv_heads * rank, columns) if weight.meta["val"].dim() == 2 else (kv_heads * rank,)
@@ -142,7 +142,9 @@ def _refusal(path: ValuePath, pruning: Pruning) -> Refusal | None:
 
 def _nothing(graph: ModelGraph, pruning: Pruning, refusals: Sequence[Refusal]) -> OptionError:
     reason = refusals[0].reason if refusals else f"{graph.info.name} has no attention"
-    asked = f"value_rank={pruning.value_rank}" if pruning.value_rank else f"values={pruning.values:g}"
+    option = f"value_rank={pruning.value_rank}" if pruning.value_rank else f"values={pruning.values:g}"
     return OptionError(
-        f"no value channel can be taken out: {reason}", at=f"prune={asked}", fix=f"leave {asked.partition('=')[0]} out"
+        f"no value channel can be taken out: {reason}",
+        at=f"prune={option}",
+        fix=f"leave {option.partition('=')[0]} out",
     )

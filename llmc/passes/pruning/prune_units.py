@@ -39,8 +39,8 @@ def prune_units(kind: Kind, graph: ModelGraph, options: BuildOptions, log: Rewri
     remove_dead_code(graph)
     placements = Placements(graph)
     if kind == "heads":  # the first of both passes: the second would see classes that are smaller already
-        both = [axes for each_kind in KINDS for axes in inner_axes(graph, placements, each_kind)]
-        check_rules(graph, pruning, [axes for axes in both if isinstance(axes, InnerAxes)])
+        all_axes = [axes for each_kind in KINDS for axes in inner_axes(graph, placements, each_kind)]
+        check_rules(graph, pruning, [axes for axes in all_axes if isinstance(axes, InnerAxes)])
     prunable, refusals = list[InnerAxes](), list[Refusal]()
     for candidate in inner_axes(graph, placements, kind):
         refusal = candidate if isinstance(candidate, Refusal) else _refusal(candidate, pruning)

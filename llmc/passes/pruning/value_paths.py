@@ -66,18 +66,18 @@ def value_paths(graph: ModelGraph) -> Iterator[ValuePath | Refusal]:
 
 
 def _path(graph: ModelGraph, attention: fx.Node) -> ValuePath:
-    given = call_arguments(attention)
-    if given["latent"]:
+    arguments = call_arguments(attention)
+    if arguments["latent"]:
         raise Refused(f"{attention.name} attends to latents, which are keys too", attention)
-    values: fx.Node = given["v"]
-    made = _maker(values, attention)
+    values: fx.Node = arguments["v"]
+    maker = _maker(values, attention)
     joined = _only_reader(attention, _RESHAPE)
     summed = _only_reader(joined, _LINEAR)
-    for node, user in ((values, attention), (made, values)):
+    for node, user in ((values, attention), (maker, values)):
         others = [reader.name for reader in node.users if reader is not user]
         if others:
             raise Refused(f"{node.name} is also read by {', '.join(others)}", attention)
-    path = ValuePath(made, values, attention, joined, summed, ())
+    path = ValuePath(maker, values, attention, joined, summed, ())
     if values.meta["val"].dim() != 3 or joined.meta["val"].dim() != 2 or call_arguments(summed)["x"] is not joined:
         raise Refused(f"{values.name} and {joined.name} are not rows of heads", attention)
     for weight in path.weights:
@@ -85,9 +85,9 @@ def _path(graph: ModelGraph, attention: fx.Node) -> ValuePath:
             raise Refused(f"{weight.name} is computed in the step, not a dense weight", attention)
         if len(weight.users) > 1:
             raise Refused(f"{weight.name} is read by {len(weight.users)} nodes", attention)
-    names = (stored_names(graph.weights[call_arguments(product)["weight"].name])[0] for product in (made, summed))
+    names = (stored_names(graph.weights[call_arguments(product)["weight"].name])[0] for product in (maker, summed))
     modules = tuple(name.removesuffix(".weight") for name in names)
-    return ValuePath(made, values, attention, joined, summed, modules)
+    return ValuePath(maker, values, attention, joined, summed, modules)
 
 
 def _maker(values: fx.Node, attention: fx.Node) -> fx.Node:

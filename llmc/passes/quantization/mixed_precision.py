@@ -115,11 +115,11 @@ def _scaled(
     (head,) = heads
     sampled = range(0, len(units), _SCALED_TO_EVERY)
     with_head = tuple(r[0].scheme if i in sampled or i == head else None for i, r in enumerate(rungs))
-    both = measure(by_module(units, with_head))
+    with_all = measure(by_module(units, with_head))
     # GPTQ rounds the projection last, so that this plan's codes are known from the one before.
     others = measure(by_module(units, tuple(None if i == head else scheme for i, scheme in enumerate(with_head))))
     expected = [of_unit[0].divergence for of_unit in rungs]
-    of_head = (both - others) / max(expected[head], _SMALLEST)
+    of_head = (with_all - others) / max(expected[head], _SMALLEST)
     of_others = others / max(sum(expected[i] for i in sampled if i != head), _SMALLEST)
     scales = [max(of_head if i == head else of_others, _SMALLEST) for i in range(len(rungs))]
     return [

@@ -49,9 +49,9 @@ class RoundedWeight:
 
     def put(self, span: slice, other: "RoundedWeight") -> None:
         """Write other rows over some of these."""
-        given = other.parts()
+        parts = other.parts()
         for name, part in self.parts().items():
-            part[span] = given[name]
+            part[span] = parts[name]
 
     def _with(self, parts: dict[str, Tensor]) -> "RoundedWeight":
         """The same with these parts, of the same names."""

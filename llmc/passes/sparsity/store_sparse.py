@@ -128,11 +128,11 @@ def _store(graph: ModelGraph, candidate: _Candidate, log: RewriteLog, data: Mode
     codes = candidate.codes
     with graph.graph.inserting_before(min(candidate.weight.users)):
         if codes is None:
-            made = graph.graph.call_function(_llmc.sparse_bitmask.default, (*parts, columns, value.dtype))
+            storage = graph.graph.call_function(_llmc.sparse_bitmask.default, (*parts, columns, value.dtype))
         else:
             arguments = (*parts, codes["scales"], columns, codes["format"], codes["dtype"])
-            made = graph.graph.create_node("call_function", _llmc.sparse_codes.default, arguments)
-    candidate.weight.replace_all_uses_with(made)
+            storage = graph.graph.create_node("call_function", _llmc.sparse_codes.default, arguments)
+    candidate.weight.replace_all_uses_with(storage)
     _note(graph, candidate, bits=stored, dense_bits=dense)
     return None
 

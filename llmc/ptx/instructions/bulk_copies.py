@@ -55,10 +55,10 @@ def _finish(operands: Operands, modifiers: Modifiers, count: int) -> None:
 
 def _coordinates(operands: Operands, place: int, rank: int) -> tuple[Reader, list[Reader]]:
     """Readers of `[map, {coordinates}]`."""
-    given = operands.given[place]
-    if not isinstance(given, Address) or len(given.coordinates) != rank:
-        raise operands.refused(given)
-    return operands.address(place), [operands.reader_of(coordinate, S32) for coordinate in given.coordinates]
+    operand = operands.given[place]
+    if not isinstance(operand, Address) or len(operand.coordinates) != rank:
+        raise operands.refused(operand)
+    return operands.address(place), [operands.reader_of(coordinate, S32) for coordinate in operand.coordinates]
 
 
 def _load(operands: Operands, modifiers: Modifiers, rank: int) -> Action:

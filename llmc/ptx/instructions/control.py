@@ -140,6 +140,6 @@ def _alike(team: Team, numbers: Values, counts: Values | None, mask: Mask) -> li
     wanted = np.broadcast_to(np.int64(-1) if counts is None else counts, team.shape)
     groups: list[tuple[int, int | None, Mask]] = []
     for number, count in np.unique(np.stack([team.chosen(named, mask), team.chosen(wanted, mask)]), axis=1).T:
-        same = (named == number) & (wanted == count)
-        groups.append((int(number), None if count < 0 else int(count), same if mask is None else same & mask))
+        matching = (named == number) & (wanted == count)
+        groups.append((int(number), None if count < 0 else int(count), matching if mask is None else matching & mask))
     return groups

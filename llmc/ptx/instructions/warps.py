@@ -41,14 +41,14 @@ def build_shfl(operands: Operands, modifiers: Modifiers) -> Action:
         sources, is_found = _sources(mode, *(_of_warps(read(team)) for read in (other, bounds)))
         warps = _by_warp(values, team)
         if has_constants:
-            taken = np.take(warps, sources.reshape(32), axis=2)
+            shuffled = np.take(warps, sources.reshape(32), axis=2)
         else:
             values, lanes = np.broadcast_arrays(warps, sources)
-            taken = np.take_along_axis(values, lanes, axis=2)
-        write(team, taken.reshape(len(taken), -1), mask)
+            shuffled = np.take_along_axis(values, lanes, axis=2)
+        write(team, shuffled.reshape(len(shuffled), -1), mask)
         if wants_found:
-            flags = np.broadcast_to(is_found, taken.shape)
-            write_found(team, flags.reshape(len(taken), -1), mask)
+            flags = np.broadcast_to(is_found, shuffled.shape)
+            write_found(team, flags.reshape(len(shuffled), -1), mask)
 
     return everyone_checked(run, operands, 4)
 

@@ -136,8 +136,8 @@ def _switches(operands: Operands, is_whole: bool) -> tuple[bool, bool, bool, boo
     any."""
     has_two = isinstance(operands.given[1], Register)
     operands.count(*((4,) if is_whole else (6, 8 if has_two else 7)))
-    given = [operands.number(place) for place in range(4, len(operands.given))]
-    negates = [sign == -1 for sign in given[:2]] or [False, False]
-    turns = [turn == 1 for turn in given[2:]]
+    flags = [operands.number(place) for place in range(4, len(operands.given))]
+    negates = [sign == -1 for sign in flags[:2]] or [False, False]
+    turns = [turn == 1 for turn in flags[2:]]
     turns = [False] * (2 - len(turns)) + turns
     return negates[0], negates[1], turns[0], turns[1]

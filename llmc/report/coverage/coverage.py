@@ -43,9 +43,13 @@ class Coverage:
         return self.done + len(self.left)
 
     def __str__(self) -> str:
-        asked = len(self.left) - len(self.short)
+        requested = len(self.left) - len(self.short)
         refused = sum(bool(left.refusals) for left in self.short)
-        counts = ((asked, "left alone as requested"), (refused, "refused"), (len(self.short) - refused, "left over"))
+        counts = (
+            (requested, "left alone as requested"),
+            (refused, "refused"),
+            (len(self.short) - refused, "left over"),
+        )
         rest = "".join(f"; {count} {how}" for count, how in counts if count)
         return f"{self.done} of {self.total} {self.what} {self.verb}{rest}"
 

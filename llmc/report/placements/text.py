@@ -19,10 +19,10 @@ def placement_lines(ranks: RankExplanation) -> Iterator[tuple[str, str]]:
     for number, stage in enumerate(stages):
         yield "", f"  {stage_text(stage, number if len(stages) > 1 else None)}"
     if placements.ranks > 1 and plan:
-        count, same = agreement(placements.weights, plan)
+        count, alike = agreement(placements.weights, plan)
         yield (
             "",
-            f"  compared with Hugging Face's plan:  {same} of {counted(count, 'weight')} are split alike",
+            f"  compared with Hugging Face's plan:  {alike} of {counted(count, 'weight')} are split alike",
         )
 
 

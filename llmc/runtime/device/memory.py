@@ -85,12 +85,12 @@ def plan_device_memory(
     room = left if kv_cache_bytes is None else min(left, kv_cache_bytes)
     blocks = fitting_blocks(wanted, room, lambda count: cache_bytes(count, program, beside))
     if blocks < per_sequence or left < 0:
-        given = "" if kv_cache_bytes is None else f" and kv_cache_bytes={kv_cache_bytes}"
+        limit = "" if kv_cache_bytes is None else f" and kv_cache_bytes={kv_cache_bytes}"
         drafting = "".join(f", and of the drafter {other.arithmetic()}" for other in others)
         needed = memory_of_blocks(program, per_sequence, snapshots).arithmetic()
         raise OptionError(
             f"one sequence of max_model_len={limits.max_model_len} tokens does not fit: {needed}{drafting}"
-            f", with {_gb(reserved)} kept for graphs; the GPU has {_gb(free)} free{given}",
+            f", with {_gb(reserved)} kept for graphs; the GPU has {_gb(free)} free{limit}",
             at="the GPU's memory",
             fix="free the GPU of other processes, or build with a smaller max_model_len or max_batch_tokens, or for a "
             f"larger GPU{', or load with a smaller state_cache_bytes' if snapshots else ''}",

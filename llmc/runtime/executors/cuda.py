@@ -282,8 +282,8 @@ class CudaExecutor:
             lane.done.record()
         except torch.OutOfMemoryError as error:
             # Only a library's workspace or a graph allocates in a step; torch's message has the size.
-            asked = " ".join(str(error).split())[:120]
-            raise self._out_of_memory(f"a step of {shape.tokens} tokens", asked) from None
+            reason = " ".join(str(error).split())[:120]
+            raise self._out_of_memory(f"a step of {shape.tokens} tokens", reason) from None
         return lane
 
     def _capture(self, key: StepKind) -> torch.cuda.CUDAGraph:

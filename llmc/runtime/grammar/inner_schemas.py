@@ -40,5 +40,5 @@ def with_served_schemas(grammar: str, serve: Serve) -> str:
 
 
 def _leniently(schema: Mapping[str, Any]) -> dict[str, Any]:
-    given = schema.get(_OPTIONS)
-    return {**schema, _OPTIONS: {"lenient": True, **(given if isinstance(given, Mapping) else {})}}
+    options = schema.get(_OPTIONS)
+    return {**schema, _OPTIONS: {"lenient": True, **(options if isinstance(options, Mapping) else {})}}

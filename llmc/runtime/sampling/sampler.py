@@ -320,10 +320,10 @@ def _checked(tokens: TokenIds, logits: Row, dtype: str) -> Sequence[int | Reques
 def nothing_allowed(params: SamplingParams) -> RequestError:
     """The error if all tokens are forbidden."""
     names = ("grammar", "min_tokens", "stop_token_ids", "bad_words", "allowed_token_ids", "logits_processors")
-    given = [name for name in names if getattr(params, name)]
+    rules = [name for name in names if getattr(params, name)]
     return RequestError(
-        f"no token is allowed next: {' and '.join(given) or 'the model'} forbid{'s' * (len(given) < 2)} all of them",
-        at=", ".join(given) or None,
+        f"no token is allowed next: {' and '.join(rules) or 'the model'} forbid{'s' * (len(rules) < 2)} all of them",
+        at=", ".join(rules) or None,
         fix="forbid less",
     )
 

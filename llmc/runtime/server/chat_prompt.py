@@ -21,14 +21,14 @@ async def chat_prompt(
     model: ServedModel, body: ChatRequest | TokenizeRequest, messages: Sequence[Message], *, shows_tools: bool = True
 ) -> RenderedPrompt:
     """Render the prompt of a chat request. messages: the messages of the body to render."""
-    given = TemplateInput(
+    template_input = TemplateInput(
         messages=[checked_message(message) for message in messages],
         tools=[known_of(tool) for tool in body.tools] if body.tools and shows_tools else None,
         add_generation_prompt=body.add_generation_prompt,
         continue_final_message=body.continue_final_message,
         extra=template_variables(body) if isinstance(body, ChatRequest) else body.chat_template_kwargs,
     )
-    return await model.render(given, body.chat_template)
+    return await model.render(template_input, body.chat_template)
 
 
 def checked_message(message: Message) -> dict[str, Any]:

@@ -94,11 +94,11 @@ def answer_to(scope: Scope, error: Exception) -> ApiError:
     if answer.status != 500:
         return answer
     identity = request_id(scope)
-    asked = f"{scope['method']} {scope['path']!r:.200}"
+    request_line = f"{scope['method']} {scope['path']!r:.200}"
     reason = words_of(error, 1000)
     if not isinstance(error, LlmcError):
         reason = f"{type(error).__name__}: {reason}"
-    _log.error("request %s, %s: 500: %s", identity, asked, reason, exc_info=traceback)
+    _log.error("request %s, %s: 500: %s", identity, request_line, reason, exc_info=traceback)
     return ApiError(500, f"{answer.message} (request {identity})", param=answer.param, code=answer.code)
 
 

@@ -158,8 +158,8 @@ def _of_format(fields: SamplingFields) -> list[tuple[str, Grammar]]:
 def _of_structured(outputs: StructuredOutputs | None) -> list[tuple[str, Grammar]]:
     if outputs is None:
         return []
-    given = {"json": outputs.json_schema, "regex": outputs.regex, "choice": outputs.choice, "grammar": outputs.grammar}
-    constraints = _of_forms("structured_outputs.", given, "structured_outputs")
+    forms = {"json": outputs.json_schema, "regex": outputs.regex, "choice": outputs.choice, "grammar": outputs.grammar}
+    constraints = _of_forms("structured_outputs.", forms, "structured_outputs")
     if outputs.json_object:
         constraints.append(("structured_outputs.json_object", Grammar(GrammarKind.JSON_OBJECT)))
     if not constraints:
@@ -168,13 +168,13 @@ def _of_structured(outputs: StructuredOutputs | None) -> list[tuple[str, Grammar
 
 
 def _of_guided(fields: SamplingFields) -> list[tuple[str, Grammar]]:
-    given = {
+    forms = {
         "json": fields.guided_json,
         "regex": fields.guided_regex,
         "choice": fields.guided_choice,
         "grammar": fields.guided_grammar,
     }
-    return _of_forms("guided_", given, "guided_json")
+    return _of_forms("guided_", forms, "guided_json")
 
 
 def _of_forms(prefix: str, given: Mapping[str, Any], param: str) -> list[tuple[str, Grammar]]:

@@ -39,18 +39,18 @@ def take_acceptance(values: dict[str, Any]) -> AcceptanceConfig:
         raise OptionError(
             f"rejection_sample_method cannot be {name!r:.80}", at=OPTION, fix=f"give one of {', '.join(names)}"
         )
-    given: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for field in fields(AcceptanceConfig):
         if field.metadata and field.name in values:
-            given[field.name] = values.pop(field.name)
-            check_value(field, given[field.name])
+            settings[field.name] = values.pop(field.name)
+            check_value(field, settings[field.name])
             if name != AcceptanceMethod.TYPICAL.value:
                 raise OptionError(
                     f"{field.name} applies to the rejection_sample_method 'typical', not to {name!r}",
                     at=OPTION,
                     fix='add "rejection_sample_method": "typical", which changes answers, or leave it out',
                 )
-    return AcceptanceConfig(method=AcceptanceMethod(name), **given)
+    return AcceptanceConfig(method=AcceptanceMethod(name), **settings)
 
 
 def check_reproducible(config: AcceptanceConfig) -> None:

@@ -44,7 +44,7 @@ def choose_drafts(
 
 def likely_tokens(executor: Executor, step: Step, guesses: Sequence[Guess], most: int) -> list[Likely | RequestError]:
     """Run the step; for each guess the `most` most likely tokens, the most likely first."""
-    rows = [(*given, most) for given in _with_rows(guesses, executor.step(step))]
+    rows = [(*row, most) for row in _with_rows(guesses, executor.step(step))]
     return attempts(_likely, rows)
 
 

@@ -142,8 +142,8 @@ class Gate:
             plain, step = self._plain.seconds(requests), self._steps.seconds(requests)
             # It takes no longer than one with drafts: it may have been held up.
             return step if plain is None or step is None else min(plain, step)
-        made = self._gains.drafts(drafts)
-        step = self._steps.seconds(round(requests * (1 + made)))
+        count = self._gains.drafts(drafts)
+        step = self._steps.seconds(round(requests * (1 + count)))
         return step if step is None else step + self._gains.depth(drafts) * self._draft_seconds(requests)
 
     def _draft_seconds(self, requests: int) -> float:

@@ -129,13 +129,13 @@ class HiddenDrafter(CachingDrafter):
     def write(self, wanted: Sequence[tuple[SampledRequest, int]]) -> Sequence[Draft | RequestError]:
         """The requested number of drafts for each of at most `seats` requests."""
         outcomes = attempts(self._ask, wanted)
-        asked = [outcome for outcome in outcomes if isinstance(outcome, _Asked)]
-        self._read_rows(self._fitting(asked))
-        going = [entry for entry in asked if entry.is_ready]
+        drafting = [outcome for outcome in outcomes if isinstance(outcome, _Asked)]
+        self._read_rows(self._fitting(drafting))
+        going = [entry for entry in drafting if entry.is_ready]
         while levels := [(entry, read) for entry, read in _each(self._next_level, going) if read is not None]:
             step = level_step([read for _, read in levels], self._limits.block_size, (HIDDEN,))
             self._grow(-1, step, [(entry, node) for entry, (_, level) in levels for node in level.nodes])
-        drafts = dict(_each(self._draft, asked))
+        drafts = dict(_each(self._draft, drafting))
         return [
             NO_DRAFT
             if outcome is None

@@ -106,11 +106,11 @@ def answer(program: Programs, question: dict[str, Any]) -> dict[str, Any]:
                 "describes_tools": [member.describes_tools for member in programs],
             }
         messages = normal_messages(question["messages"])
-        asked = Question(
+        conversation = Question(
             messages, question["tools"], question["variables"], question["continue"], question["call_example"]
         )
-        chosen = next((member for member in programs if member.has_place_for(asked)), programs[0])
-        return {"prompt": chosen.prompt(asked), "warnings": chosen.warnings(asked)}
+        chosen = next((member for member in programs if member.has_place_for(conversation)), programs[0])
+        return {"prompt": chosen.prompt(conversation), "warnings": chosen.warnings(conversation)}
     except MemoryError:
         program.cache_clear()
         return {"error": "fails: it needs too much memory"}

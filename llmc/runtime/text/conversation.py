@@ -58,8 +58,8 @@ class ConversationPrompts:
         ):
             _check_json(name, value, is_right)
         begins_answer = add_generation_prompt and not continue_final_message
-        given = TemplateInput(messages, tools, begins_answer, continue_final_message, chat_template_kwargs)
-        rendered = self._renderer.render(self.template(chat_template), given)
+        template_input = TemplateInput(messages, tools, begins_answer, continue_final_message, chat_template_kwargs)
+        rendered = self._renderer.render(self.template(chat_template), template_input)
         for warning in rendered.warnings:
             warnings.warn(warning, LoadWarning, stacklevel=3)
         return self._tokenizer.encode(rendered.text, add_special_tokens=False)
@@ -105,8 +105,8 @@ def conversations(messages: Conversation | Iterable[Conversation]) -> list[Any]:
     """Return one conversation or several as a list of them, without checking them."""
     if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Iterable):
         return [messages]
-    given = list(messages)
-    return [given] if any(isinstance(message, Mapping) for message in given) else given
+    items = list(messages)
+    return [items] if any(isinstance(message, Mapping) for message in items) else items
 
 
 def _are_mappings(values: object) -> TypeGuard[Sequence[Mapping[str, Any]]]:

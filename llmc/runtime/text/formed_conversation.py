@@ -55,8 +55,8 @@ def formed(
         shaped = systems_in_user(shaped)
     if form.alternates:
         shaped = alternating(shaped, FILLER)
-    taken = [_message(message, form) for message in _named(shaped, form)]
-    return {"messages": taken, "tools": None, form.tools_name: _tools(tools, form)}
+    shown = [_message(message, form) for message in _named(shaped, form)]
+    return {"messages": shown, "tools": None, form.tools_name: _tools(tools, form)}
 
 
 def _with_calls_as_text(message: Json, form: ConversationForm) -> Json:
@@ -134,14 +134,14 @@ def _message(message: Json, form: ConversationForm) -> Json:
 
 def _call(call: Json, form: ConversationForm) -> Json:
     function = call["function"]
-    given = function.get("arguments")
-    value = _object(given)
+    arguments = function.get("arguments")
+    value = _object(arguments)
     if not isinstance(value, dict) and not form.raw_arguments:
-        value = {"arguments": given if isinstance(given, str) else _json(given)}
+        value = {"arguments": arguments if isinstance(arguments, str) else _json(arguments)}
     if not isinstance(value, dict):
         value = value if isinstance(value, str) else _json(value)
     elif form.arguments is Arguments.TEXT:
-        value = given if isinstance(given, str) and given.strip() not in ("", "null") else _json(value)
+        value = arguments if isinstance(arguments, str) and arguments.strip() not in ("", "null") else _json(value)
     elif form.arguments is not Arguments.OBJECT:
         value = {name: _as_text(argument, form.arguments) for name, argument in value.items()}
     return {**call, "function": {**function, "arguments": value}}

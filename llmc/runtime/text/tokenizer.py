@@ -62,9 +62,9 @@ class Tokenizer:
         try:
             if len(text) + len(pair or "") < _LONG_CHARACTERS:
                 return self._fast.encode(text, pair, add_special_tokens=add_special_tokens)
-            given: Any = text if pair is None else (text, pair)
+            input_: Any = text if pair is None else (text, pair)
             # With several texts the library lets other threads run, which it does not with one.
-            return self._fast.encode_batch([given], add_special_tokens=add_special_tokens)[0]
+            return self._fast.encode_batch([input_], add_special_tokens=add_special_tokens)[0]
         except TypeError:
             raise RequestError(
                 f"the text cannot be written as UTF-8: {text!r:.80}", fix="leave out surrogates such as '\\ud800'"

@@ -117,15 +117,17 @@ def gather(b: Body, self: Value, dim: int, index: Value) -> str:
 
 def index(b: Body, self: Value, indices: Sequence[Value | None]) -> str:
     """Gather along the one axis that has an index; GatherND where the first axes have one each, or a mask."""
-    given = [(axis, entry) for axis, entry in enumerate(indices) if entry is not None]
-    if len(given) == 1 and given[0][1].dtype is not torch.bool:
-        return b("Gather", self, given[0][1], axis=given[0][0])
-    if [axis for axis, _ in given] != list(range(len(given))) or any(entry.dtype is torch.bool for _, entry in given):
+    indexed = [(axis, entry) for axis, entry in enumerate(indices) if entry is not None]
+    if len(indexed) == 1 and indexed[0][1].dtype is not torch.bool:
+        return b("Gather", self, indexed[0][1], axis=indexed[0][0])
+    if [axis for axis, _ in indexed] != list(range(len(indexed))) or any(
+        entry.dtype is torch.bool for _, entry in indexed
+    ):
         raise NotInOnnx("the axes that are looked up are not the first ones")
-    shape: Operand = b("Shape", given[0][1])
-    for _, tensor in given[1:]:
+    shape: Operand = b("Shape", indexed[0][1])
+    for _, tensor in indexed[1:]:
         shape = b("Shape", b("Expand", tensor, shape))
-    columns = [b.unsqueeze(b("Expand", b.cast(entry, torch.int64), shape), -1) for _, entry in given]
+    columns = [b.unsqueeze(b("Expand", b.cast(entry, torch.int64), shape), -1) for _, entry in indexed]
     return b("GatherND", self, b("Concat", *columns, axis=-1))
 
 

@@ -34,8 +34,8 @@ def _gptq_format(config: Mapping[str, Any], file: Path) -> str:
             raise unread(f"GPTQ's {key} {version!r:.40}", "gptq and gptq_v2", file, "gptq")
     versions = sorted(set(stated.values()))
     if len(versions) > 1:
-        both = " and ".join(f"{key} {version!r}" for key, version in stated.items())
-        raise CheckpointError(f"GPTQ's zeros are stored in two ways: {both}", at=file, fix=_CORRECT)
+        stated_ways = " and ".join(f"{key} {version!r}" for key, version in stated.items())
+        raise CheckpointError(f"GPTQ's zeros are stored in two ways: {stated_ways}", at=file, fix=_CORRECT)
     return versions[0] if versions else "gptq"
 
 

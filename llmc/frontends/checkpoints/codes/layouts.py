@@ -109,8 +109,8 @@ def _rows_shape(parts: StoredParts, scheme: StoredScheme) -> tuple[int, int]:
     if scheme.block is not None:
         expected = tuple(-(-side // size) for side, size in zip(shape, scheme.block, strict=True))
         if scales != expected:
-            made = f"where blocks of {list(scheme.block)} of a weight {list(shape)} make it {list(expected)}"
-            raise ValueError(f"weight_scale has shape {list(scales)}, {made}")
+            reason = f"where blocks of {list(scheme.block)} of a weight {list(shape)} make it {list(expected)}"
+            raise ValueError(f"weight_scale has shape {list(scales)}, {reason}")
     return shape
 
 

@@ -136,8 +136,8 @@ def cast(call: Call, x: Tensor, number: int) -> Tensor:
 def _clip(call: Call) -> Translated:
     bounds: list[Any] = []
     for index, name in ((1, "min"), (2, "max")):
-        given = call.node.attributes.get(name)
-        bounds.append(number(call.known(index)) if call.has(index) else given)
+        bound = call.node.attributes.get(name)
+        bounds.append(number(call.known(index)) if call.has(index) else bound)
     return torch.clamp(call.tensor(0), *bounds)
 
 

@@ -46,8 +46,8 @@ def _expand(call: Call) -> Any:
     x, sizes = call.operand(0), call.integers(1)
     # Sizes of one leave the tensor's own.
     own = [1] * (len(sizes) - x.ndim) + list(x.shape)
-    asked = [1] * (x.ndim - len(sizes)) + sizes
-    wanted = [mine if _is(size, 1) else size for mine, size in zip(own, asked, strict=True)]
+    requested = [1] * (x.ndim - len(sizes)) + sizes
+    wanted = [mine if _is(size, 1) else size for mine, size in zip(own, requested, strict=True)]
     return np.broadcast_to(x, wanted) if call.makes_numbers else x.expand(wanted)
 
 

@@ -167,7 +167,7 @@ def _where(node: fx.Node, condition: Any, a: Any, b: Any) -> _Line:
     if isinstance(condition, _Line):
         raise Refused("which scores are visible depends on the scores", node)
     sides = [s if isinstance(s, _Line) else _Line(0 * _ONE, torch.as_tensor(s).float()) for s in (a, b)]
-    inside = {line.inside for given, line in zip((a, b), sides, strict=True) if isinstance(given, _Line)}
+    inside = {line.inside for operand, line in zip((a, b), sides, strict=True) if isinstance(operand, _Line)}
     if len(inside) != 1:
         raise Refused("only a part of the scores is capped", node)
     (inner,) = inside

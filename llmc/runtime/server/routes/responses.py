@@ -45,10 +45,10 @@ def response_routes(model: ServedModel) -> APIRouter:
         model.check_generates()
         model.check_room()
         check_supported(model, body)
-        asked = await asked_response(model, body, request)
+        pending = await asked_response(model, body, request)
         if body.stream:
-            return TypedEventStream(events(model, asked), asked.reply.fail)
-        return await answer(request, whole(model, asked))
+            return TypedEventStream(events(model, pending), pending.reply.fail)
+        return await answer(request, whole(model, pending))
 
     @router.get("/v1/responses/{response_id}", response_model=None)
     async def retrieve(response_id: str, request: Request) -> Response:
@@ -126,7 +126,7 @@ async def asked_response(model: ServedModel, body: ResponsesRequest, request: Re
     plan = answer_plan(model, chat, tools, prompt.text)
     identity = model.responses.new_id()
     salted = tenant_of(request, body.cache_salt)
-    asked = generation_request(model, chat, ids, plan, identity, salted, limit_field="max_output_tokens")
+    generation = generation_request(model, chat, ids, plan, identity, salted, limit_field="max_output_tokens")
     warnings = [
         *warnings_of(body, "store"),
         *warnings_of_parts(body),
@@ -137,7 +137,7 @@ async def asked_response(model: ServedModel, body: ResponsesRequest, request: Re
     ]
     if "store" in body.model_fields_set and body.store and not model.responses.keeps:
         warnings.append("store is ignored: this server keeps no responses (--response-store-bytes 0)")
-    return AskedResponse(ResponseReply(model, body, chat, plan, identity, warnings), asked, added, before, tenant)
+    return AskedResponse(ResponseReply(model, body, chat, plan, identity, warnings), generation, added, before, tenant)
 
 
 @contextmanager

@@ -37,9 +37,9 @@ class Readable(Fields):
     @classmethod
     def _read(cls, given: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
         body, left_out = cls.readable(given) if isinstance(given, dict) else (given, [])
-        made = handler(body)
-        made._left_out = tuple(left_out)
-        return made
+        instance = handler(body)
+        instance._left_out = tuple(left_out)
+        return instance
 
 
 def unknown_in(place: str, given: object) -> Iterator[str]:
