@@ -286,7 +286,10 @@ def in_dtype_of_target(
 def run_passes(
     captured: Captured, passes: Sequence[Pass], options: BuildOptions, stages: Stages, kind: TargetKind
 ) -> tuple[PipelineResult, BuildRecord]:
-    """Run the pipeline and watch it. Raises OptionError for a graph that ends before stage serving."""
+    """Run the pipeline, and record what its passes do for the report.
+
+    Raises OptionError if the pipeline was cut before stage serving.
+    """
     seen = BuildObserver(captured.graph, {p.name for p in built_in()}, options)
     watchers: list[Observer] = [lambda record, graph: stages.advance(1), seen]
     if options.check_passes:

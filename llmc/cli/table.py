@@ -46,7 +46,7 @@ class FittingTable:
     _sections: set[int] = field(default_factory=set)
 
     def add_row(self, *cells: Cell, style: str = "") -> None:
-        """A cell for each column."""
+        """Add a row, with a cell for each column."""
         assert len(cells) == len(self.columns), (cells, self.columns)
         self._rows.append(([cell if isinstance(cell, Text) else Text(cell) for cell in cells], style))
 

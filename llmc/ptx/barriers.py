@@ -74,7 +74,7 @@ class Barriers:
             self._tell(Check.BARRIER, detail, lanes, at)
 
     def look_again(self, at: Instruction) -> None:
-        """Threads have returned."""
+        """Complete the barriers for all threads that now wait only for threads that have ended."""
         for number, barrier in list(self._barriers.items()):
             if barrier.is_for_all:
                 self._complete(number, barrier, at)

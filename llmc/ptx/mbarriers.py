@@ -101,7 +101,7 @@ class MBarriers:
         barrier.count[rows] = 0
 
     def expect(self, offset: int, lanes: Indices, nbytes: Counts, at: Instruction) -> None:
-        """More bytes have to come in this phase."""
+        """Record that the current phase also waits for these bytes."""
         valid, barrier = self._usable(offset, lanes, at)
         if barrier is not None:
             np.add.at(barrier.missing_bytes, valid // self._order.threads, nbytes[np.isin(lanes, valid)])

@@ -95,7 +95,7 @@ class Order:
         self._refresh()
 
     def tick(self, warps: Bools) -> None:
-        """A new epoch of each of the warps, in which it has seen the one before."""
+        """Begin a new epoch of each of the warps, which has seen its own earlier ones."""
         rows, own = np.nonzero(warps)
         self.seen[rows, own, own] = self.now[rows, own]
         self.now[rows, own] += 1

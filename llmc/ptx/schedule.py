@@ -62,7 +62,7 @@ class Schedule:
         self.running.append(Strand(place, mask))
 
     def part(self, mask: Mask, taken: Bools, target: int, following: int) -> None:
-        """A branch of the mask's threads: where `taken` is set they go there, others continue after it."""
+        """Branch the threads of the mask: those with `taken` go to `target`, the others to `following`."""
         jumping = taken if mask is None else mask & taken
         staying = ~taken if mask is None else mask & ~taken
         if not staying.any():

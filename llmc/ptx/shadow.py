@@ -92,7 +92,7 @@ class Shadow:
         self._sign(index, nbytes, PENDING + (MBARRIER_CODE + mbarriers).astype(np.int32))
 
     def end_bulk_write(self, index: Indices, nbytes: int, stamps: Stamps) -> None:
-        """A phase of an mbarrier has completed them."""
+        """Record that a phase of an mbarrier has completed the bulk writes."""
         self._sign(index, nbytes, stamps)
 
     def begin_proxy_read(self, index: Indices, nbytes: int, lanes: Indices, at: Instruction) -> None:

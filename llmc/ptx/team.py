@@ -174,7 +174,7 @@ class Team:
                 self.leaving = staying
 
     def end(self, mask: Mask, at: Instruction) -> None:
-        """Threads return."""
+        """End the threads of the mask. Report threads that end before they have waited for earlier launches."""
         lanes = self.lanes(mask)
         if self.launch.waits and not self.has_waited[lanes].all():
             early = lanes[~self.has_waited[lanes]]

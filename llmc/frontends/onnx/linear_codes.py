@@ -20,7 +20,7 @@ LINEAR = "DequantizeLinear"
 def linear_weight(
     node: OnnxNode, graph: OnnxGraph, made_by: Mapping[str, OnnxNode]
 ) -> Iterator[tuple[str, CodedTensor]]:
-    """The weight, by the name of its codes."""
+    """Yield the weight that a DequantizeLinear makes, by the name of its codes. Raises CaptureError for other forms."""
     codes, scales = (initializer(node, graph, index) for index in (0, 1))
     zeros = optional_initializer(node, graph, 2)
     if len(codes.shape) != 2 or not codes.numel or _bits(codes) is None or not scales.dtype.is_floating_point:

@@ -189,8 +189,9 @@ def both_ways_mask_hook(mask_function: Callable[..., Any], **sizes: Any) -> Tens
 
 
 def mask_hook(mask_function: Callable[..., Any], **sizes: Any) -> Tensor | None:
-    """No mask for a causal one, because llmc::attention is causal. Other masks are those of transformers, with a record
-    of their bounds: some models state their window only there.
+    """Return None for a causal mask, because llmc::attention is causal, and transformers' own mask otherwise.
+
+    Such a mask has a record of its bounds, because some models state their window only in the mask.
     """
     kinds = _kinds(mask_function)
     # An indexer chooses among the keys that the mask lets a query see: it reads the mask itself.

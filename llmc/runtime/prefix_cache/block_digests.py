@@ -41,7 +41,7 @@ class BlockDigests:
         """The cuts of a request.
 
         Args:
-            policy: That the request has chosen, if it has.
+            policy: The policy that the request has chosen, if any.
             prompt: Number of tokens of its prompt.
         """
         if not self._policies:

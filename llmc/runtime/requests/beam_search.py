@@ -264,6 +264,6 @@ class Beam(Request):
         self.text = text
 
     def expire(self) -> None:
-        """The search's deadline has passed."""
+        """Stop the search, whose deadline has passed."""
         if not self.search.finished:
             self.search.stop("deadline")

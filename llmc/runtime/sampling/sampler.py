@@ -36,10 +36,10 @@ class TokenMask(Protocol):
         """Return for each token id whether it may come next: [vocabulary]. Valid until the next call."""
 
     def accept(self, token: int) -> None:
-        """The token was chosen."""
+        """Advance the grammar by the chosen token."""
 
     def allowed_after(self, tokens: Sequence[int]) -> npt.NDArray[np.bool_] | None:
-        """Return the same after these tokens; None if they may not come, or nothing may follow them."""
+        """Return the tokens allowed after these, as `allowed`; None if these are not allowed or nothing may follow."""
 
     def count_acceptable(self, tokens: Sequence[int]) -> int:
         """The number of these tokens, from the first on, that are allowed consecutively."""

@@ -38,7 +38,7 @@ class Candidates(Protocol):
         """Run the step; its first rows of logits belong to the places."""
 
     def forget(self, request: SampledRequest) -> None:
-        """The request has ended."""
+        """Drop the state of a request that has ended."""
 
 
 class ChainCandidates:

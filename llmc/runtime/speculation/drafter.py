@@ -32,8 +32,8 @@ class Drafter(Protocol):
         return {}
 
     def forget(self, request: SampledRequest) -> None:
-        """The request has ended. Its output may be reused for requests with the same salt; a salt of None forbids
-        it."""
+        """Drop the state of a request that has ended. Its output may be reused for requests with the same salt; a salt
+        of None forbids it."""
 
 
 class EachDrafter(Drafter, Protocol):

@@ -47,7 +47,7 @@ class HiddenRows:
             self._last.pop(block, None)
 
     def copied(self, block: int, source: int) -> None:
-        """The copy has the same hidden states."""
+        """Record that `block` is a copy of `source`, and has the same hidden states."""
         if source in self._last:
             self._last[block] = self._last[source]
 

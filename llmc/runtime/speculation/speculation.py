@@ -169,7 +169,7 @@ class Speculation:
             self._gate.note_drafted(len(plan.chunks), tokens, gained, seconds, self._drafting, has_read=has_read)
 
     def forget(self, request: Request) -> RequestError | None:
-        """The request has ended, or was dropped. Returns the error if that could not be recorded."""
+        """Drop the drafter's state of a request that has ended or was dropped. Returns the drafter's error, if any."""
         if not isinstance(request, SampledRequest):
             return None
         error = attempt(self._drafter.forget, request)

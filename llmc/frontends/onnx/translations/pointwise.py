@@ -15,7 +15,7 @@ from llmc.frontends.onnx.tensors import DTYPES
 
 
 def operands(call: Call) -> list[Any]:
-    """All inputs. Beside tensors, one known number that has no more axes than they have is one of Python's."""
+    """All inputs of a call. Next to tensors, a single known number becomes a Python number."""
     if call.makes_numbers:
         return [call.known(index) for index in range(len(call.inputs))]
     values = [call.value(index) for index in range(len(call.inputs))]

@@ -54,7 +54,7 @@ class Router:
         return chosen.index
 
     def forget(self, index: int) -> None:
-        """The replica has lost what it had cached."""
+        """Forget the cached prefixes of a replica that has lost its cache."""
         for digest in [digest for digest, seen in self._seen.items() if seen == index]:
             del self._seen[digest]
 
