@@ -207,9 +207,7 @@ class CudaExecutor:
         caches = self._whole_blocks(group)
         with torch.cuda.device(self._device):
             places = torch.tensor(list(blocks), device=self._device)
-            staged = torch.empty(
-                len(blocks), sum(memory.shape[1] for memory in caches), dtype=torch.uint8, pin_memory=True
-            )
+            staged = torch.empty(len(blocks), sum(c.shape[1] for c in caches), dtype=torch.uint8, pin_memory=True)
             begin = 0
             for cache in caches:
                 end = begin + cache.shape[1]
