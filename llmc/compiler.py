@@ -156,9 +156,9 @@ def build(
     with full_disk_told(place.parent, settings().cache_dir), given_tokenizer(tokenizer) as tokenizer_files:
 
         def captured() -> Captured:
-            found = with_tokenizer(capture(opened, parsed), tokenizer_files)
-            longest_sequence(found.graph.info, parsed)  # Refused now, not when passes have read all weights.
-            return found
+            fresh = with_tokenizer(capture(opened, parsed), tokenizer_files)
+            longest_sequence(fresh.graph.info, parsed)  # Refused now, not when passes have read all weights.
+            return fresh
 
         report = _write_engine(captured, place, resolved, kind, parsed, pipeline, Stages(progress), notes)
     for note in report.warnings:
@@ -188,23 +188,23 @@ def _write_engine(
         result = replace(result, graph=expand_sparse(result.graph, kind.dense_reason))
         record.write(result.graph, writer)
         with stage_builds(result.graph, kind, options, builder, writer, stages) as builds:
-            programs = [each.program for each in builds]
+            programs = [part.program for part in builds]
             program = joined_program(programs)
             shared = shared_slots(outer, builds) if outer else {}
             if shared:
                 writer.write_json(SHARED_NAME, shared)
             own = [slot for slot in program.weights if slot.name not in shared]
             with stages("weights", program.ranks * sum(slot.nbytes for slot in own)):
-                for each in builds:
-                    _write_weights(each, shared, captured.source, finite, kind, writer, stages)
+                for stage_build in builds:
+                    _write_weights(stage_build, shared, captured.source, finite, kind, writer, stages)
             with stages("report"):
                 for file in captured.tokenizer_files:
                     writer.copy_file(f"tokenizer/{name_of(file)}", file)
                 manifest = manifest_of(captured.graph.info, target, options, program, result.records)
                 contents = record.contents(result.graph, writer, manifest, programs)
                 writer.write_text(REPORT_NAME, report_page(contents))
-            for each in builds:
-                each.builder.finish(each.writer, stages)
+            for stage_build in builds:
+                stage_build.builder.finish(stage_build.writer, stages)
         notes += captured.notes + finite.notes()
         if result.graph.draft is not None:
             with stages("draft"):
@@ -286,7 +286,10 @@ def in_dtype_of_target(
 def run_passes(
     captured: Captured, passes: Sequence[Pass], options: BuildOptions, stages: Stages, kind: TargetKind
 ) -> tuple[PipelineResult, BuildRecord]:
-    """Run the pipeline and watch it. Raises OptionError for a graph that ends before stage serving."""
+    """Run the pipeline, and record what its passes do for the report.
+
+    Raises OptionError if the pipeline was cut before stage serving.
+    """
     seen = BuildObserver(captured.graph, {p.name for p in built_in()}, options)
     watchers: list[Observer] = [lambda record, graph: stages.advance(1), seen]
     if options.check_passes:
@@ -319,8 +322,8 @@ def packed(
 
     if isinstance(recipe, CodesRecipe):
         parts = {name: value(part) for name, part in recipe.parts.items()}
-        made = kind.pack_codes(parts, recipe.format, slot.layout)
-        return filled(made, slot)
+        packed_codes = kind.pack_codes(parts, recipe.format, slot.layout)
+        return filled(packed_codes, slot)
     tensor = value(recipe)
     if tuple(tensor.shape) != slot.shape:
         raise PassError(
@@ -338,7 +341,7 @@ def check_ids(weight: Tensor, slot: WeightSlot, names: Sequence[str]) -> None:
     if slot.dtype != "I32" or weight.dtype is not torch.int64 or not weight.numel():
         return
     held = torch.iinfo(torch.int32)
-    least, most = (int(found) for found in weight.aminmax())
+    least, most = (int(extreme) for extreme in weight.aminmax())
     if least < held.min or most > held.max:
         raise LoweringError(
             f"{slot.name} holds numbers from {least} to {most}, and engines keep ids in 32 bits",

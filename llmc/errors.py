@@ -123,9 +123,9 @@ def words_of(error: BaseException, most: int = 200) -> str:
         most: Maximum number of characters.
     """
     try:
-        said = error.problem if isinstance(error, LlmcError) else str(error)
+        text = error.problem if isinstance(error, LlmcError) else str(error)
         # Half of a surrogate pair could not be printed.
-        printable = said[: 4 * most].encode(errors="backslashreplace").decode()
+        printable = text[: 4 * most].encode(errors="backslashreplace").decode()
         return " ".join(printable.split())[:most]
     except BaseException:  # Also __str__ may be a user's.
         return ""

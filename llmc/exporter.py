@@ -140,7 +140,7 @@ def graph_at(
     if stage is Stage.CAPTURED:
         return captured.graph
     later = STAGES[STAGES.index(stage) + 1 :]
-    end = next((i for i, each in enumerate(passes) if each.stage in later), len(passes))
+    end = next((i for i, pass_ in enumerate(passes) if pass_.stage in later), len(passes))
     data = ModelData(captured.source, captured.tokenizer, stages.count)
     graph = run_pipeline(captured.graph, passes[:end], options, data=data).graph
     if graph.stage is not stage:
@@ -153,10 +153,10 @@ def graph_at(
 def in_single_precision(options: BuildOptions) -> BuildOptions:
     """The options with fp32 for whatever the model has. Raises OptionError if another dtype is requested."""
     for name in ("dtype", "kv_dtype"):
-        asked = getattr(options, name)
-        if asked not in ("auto", "float32"):
+        requested = getattr(options, name)
+        if requested not in ("auto", "float32"):
             raise OptionError(
-                f"ONNX models compute in float32, not {asked}", at=f"{name}={asked}", fix=f"leave out {name}"
+                f"ONNX models compute in float32, not {requested}", at=f"{name}={requested}", fix=f"leave out {name}"
             )
     return options.model_copy(update={"dtype": "float32"})
 
@@ -168,11 +168,11 @@ def _stage(name: str | None, flavour: str) -> Stage:
         )
     if name is None:
         return Stage.CANONICAL if flavour == "genai" else Stage.OPTIMIZED
-    found = next((stage for stage in STAGES if stage.value == name), None)
-    if found is None:
+    chosen = next((stage for stage in STAGES if stage.value == name), None)
+    if chosen is None:
         known = ", ".join(stage.value for stage in STAGES)
         raise OptionError(f"{name!r} is not a stage that can be exported", at=f"stage={name!r}", fix=f"stages: {known}")
-    return found
+    return chosen
 
 
 def _engine_of(model: object) -> Path | None:

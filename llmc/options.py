@@ -145,14 +145,14 @@ class BuildOptions(BaseModel):
     def _split(cls, value: Any, info: ValidationInfo) -> Any:
         items = [part.strip() for part in value.split(",")] if isinstance(value, str) else value
         is_texts = isinstance(items, list | tuple) and all(isinstance(item, str) for item in items)
-        found = tuple(filter(None, items)) if is_texts else ()
-        if not is_texts or (isinstance(value, str) and value.strip() and not found):
+        texts = tuple(filter(None, items)) if is_texts else ()
+        if not is_texts or (isinstance(value, str) and value.strip() and not texts):
             raise OptionError(
-                f"build option {info.field_name!r} cannot be {value!r:.80}: it is a text, or a list of texts",
+                f"build option {info.field_name!r} cannot be {value!r:.80}: it must be a text, or a list of texts",
                 at=f"{info.field_name}={value!r:.80}",
-                fix=f"such as {info.field_name}={_EXAMPLES[info.field_name or '']!r}",
+                fix=f"give a text, such as {info.field_name}={_EXAMPLES[info.field_name or '']!r}",
             )
-        return found
+        return texts
 
     @field_validator("lora", mode="before")
     @classmethod
@@ -160,11 +160,11 @@ class BuildOptions(BaseModel):
         if isinstance(value, Mapping):
             value = [f"{name}={os.fspath(directory)}" for name, directory in value.items()]
         named = (value,) if isinstance(value, str) else tuple(value)
-        for each in named:
-            if not isinstance(each, str) or not all(part.strip() for part in each.partition("=")):
+        for entry in named:
+            if not isinstance(entry, str) or not all(part.strip() for part in entry.partition("=")):
                 raise OptionError(
-                    f"build option 'lora' cannot be {each!r:.80}: it is NAME=DIRECTORY",
-                    at=f"lora={each!r:.80}",
+                    f"build option 'lora' cannot be {entry!r:.80}: it is NAME=DIRECTORY",
+                    at=f"lora={entry!r:.80}",
                     fix="such as lora={'style': 'adapters/style'}",
                 )
         return named
@@ -183,7 +183,7 @@ class BuildOptions(BaseModel):
     @property
     def adapters(self) -> dict[str, Path]:
         """The parsed value of `lora`."""
-        named = (each.partition("=") for each in self.lora)
+        named = (entry.partition("=") for entry in self.lora)
         return {name: Path(directory) for name, _, directory in named}
 
     @property

@@ -136,17 +136,17 @@ def _cache_bytes(size: str) -> int | None:
     """A size such as 20GB, 500 MiB or 1000000 in bytes; None for an empty one."""
     if not size:
         return None
-    found = size_in_bytes(size)
-    if found is None:
+    nbytes = size_in_bytes(size)
+    if nbytes is None:
         raise _cannot_be("LLMC_CACHE_SIZE", size, "give a size such as 20GB or 500MB, or unset it")
-    return found
+    return nbytes
 
 
 def size_in_bytes(text: str) -> int | None:
     """Bytes of a size such as 20GB, 500 MiB or 1000000; None for another text."""
-    found = re.fullmatch(r"([0-9]{1,15}) ?([KMGT]i?B?|B)?", text, re.IGNORECASE | re.ASCII)
-    if found is None:
+    match = re.fullmatch(r"([0-9]{1,15}) ?([KMGT]i?B?|B)?", text, re.IGNORECASE | re.ASCII)
+    if match is None:
         return None
-    unit = (found[2] or "B").upper()
+    unit = (match[2] or "B").upper()
     thousand: int = 1024 if "I" in unit else 1000
-    return int(found[1]) * int(thousand ** "BKMGT".index(unit[0]))
+    return int(match[1]) * int(thousand ** "BKMGT".index(unit[0]))

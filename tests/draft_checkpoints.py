@@ -69,11 +69,11 @@ def layer_tensors(prefix: str, seed: int, *, reads: int = WIDTH, shape: Shape = 
 def random_tensors(shapes: Mapping[str, tuple[int, ...]], seed: int) -> dict[str, Tensor]:
     """Matrices that keep the size of what goes through them, vectors around 1."""
     generator = torch.Generator().manual_seed(seed)
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for name, size in shapes.items():
         noise = torch.randn(size, generator=generator)
-        found[name] = noise * 1.5 * size[-1] ** -0.5 if len(size) > 1 else 1 + 0.2 * noise
-    return found
+        tensors[name] = noise * 1.5 * size[-1] ** -0.5 if len(size) > 1 else 1 + 0.2 * noise
+    return tensors
 
 
 def vocabulary_map(seed: int = 3) -> dict[str, Tensor]:
@@ -145,7 +145,7 @@ def add_qwen_mtp(model: Path, drafting: int = 1) -> Path:
         "mtp.norm.weight": (WIDTH,),
     }
     layers = [layer_tensors(f"mtp.layers.{number}.", 31 + 10 * number) for number in range(drafting)]
-    return added(model, dict(item for each in layers for item in each.items()) | random_tensors(shapes, 32))
+    return added(model, dict(item for layer in layers for item in layer.items()) | random_tensors(shapes, 32))
 
 
 def add_deepseek_mtp(

@@ -172,15 +172,15 @@ def write_gguf(
     for name, tensor in model.state_dict().items():
         if name == "lm_head.weight" and model.config.tie_word_embeddings:
             continue
-        found: list[Array] = []
+        parts: list[Array] = []
         for there, values in _converted(converter, name, tensor, model.config):
             chosen = next((k for pattern, k in (kinds or {}).items() if re.search(pattern, there)), kind)
             is_matrix = values.ndim > 1 and "_inp" not in there and not there.endswith("bias")
             chosen = chosen if is_matrix else "F32"
             data, stands_for = in_blocks(values, chosen)
             writer.add_tensor(there, data, raw_dtype=gguf.GGMLQuantizationType[chosen])
-            found.append(stands_for)
-        joined = torch.from_numpy(_joined(found, in_turn=converter.in_turn and ".experts." in name))
+            parts.append(stands_for)
+        joined = torch.from_numpy(_joined(parts, in_turn=converter.in_turn and ".experts." in name))
         meant[name] = _restored(converter, name, joined, model.config).view(tensor.shape)
     for name, tensor in extra.items():
         writer.add_tensor(name, tensor.float().numpy())
@@ -266,11 +266,11 @@ def _random_blocks(values: Array, kind: str) -> Array:
 def names_in_file(converter: Converter, name: str) -> list[str]:
     """The names of the tensors that one tensor of the model becomes."""
     place, groups = next(
-        (there, found.groups())
+        (there, match.groups())
         for pattern, there in converter.names
-        if (found := re.fullmatch(pattern, name)) is not None
+        if (match := re.fullmatch(pattern, name)) is not None
     )
-    return [each.format(*groups) for each in place.split()]
+    return [part.format(*groups) for part in place.split()]
 
 
 def _converted(converter: Converter, name: str, tensor: Tensor, config: Any) -> list[tuple[str, Array]]:
@@ -282,7 +282,7 @@ def _converted(converter: Converter, name: str, tensor: Tensor, config: Any) -> 
     names = names_in_file(converter, name)
     if converter.in_turn and ".experts." in name:
         rows = values.transpose(1, 2) if values.dim() == 3 else values
-        return [(each, rows[:, i :: len(names)].contiguous().numpy()) for i, each in enumerate(names)]
+        return [(stored_name, rows[:, i :: len(names)].contiguous().numpy()) for i, stored_name in enumerate(names)]
     if names[0].split(".")[-2].endswith("norm"):
         values = values + converter.added
     if "shared_expert_gate" in name:

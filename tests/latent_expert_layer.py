@@ -106,5 +106,7 @@ def _of_experts(x: Tensor, w: Mapping[str, Tensor], prefix: str) -> Tensor:
     rows = []
     for row, chosen, shares in zip(x, best.tolist(), scores.gather(1, best), strict=True):
         weighed = SCALE * shares / shares.sum()
-        rows.append(sum(share * expert(f"experts.{one}", row) for share, one in zip(weighed, chosen, strict=True)))
+        rows.append(
+            sum(share * expert(f"experts.{number}", row) for share, number in zip(weighed, chosen, strict=True))
+        )
     return torch.stack([torch.as_tensor(row) for row in rows]) + expert("shared_experts", x)

@@ -18,5 +18,5 @@ def file_record(content: bytes) -> FileRecord:
 
 def listed_files(directory: Path) -> EngineFiles:
     """All files in the directory, as if a manifest listed them."""
-    found = {str(f.relative_to(directory)): f for f in sorted(directory.rglob("*")) if f.is_file()}
-    return EngineFiles(directory, {name: file_record(file.read_bytes()) for name, file in found.items()})
+    files = {str(f.relative_to(directory)): f for f in sorted(directory.rglob("*")) if f.is_file()}
+    return EngineFiles(directory, {name: file_record(file.read_bytes()) for name, file in files.items()})

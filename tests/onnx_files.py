@@ -136,7 +136,7 @@ def dequantized(file: Path, folder: Path) -> Path:
     from onnx import helper, numpy_helper
 
     model = onnx.load(str(file))
-    stored = {each.name: numpy_helper.to_array(each) for each in model.graph.initializer}
+    stored = {initializer.name: numpy_helper.to_array(initializer) for initializer in model.graph.initializer}
     nodes = list(model.graph.node)
     for index, node in enumerate(nodes):
         if node.op_type != "MatMulNBits":
@@ -166,17 +166,17 @@ class OnnxruntimeModel:
     def logits(self, tokens: list[int]) -> Array:
         """[tokens, vocabulary], with nothing in the cache."""
         feeds: dict[str, Array] = {}
-        for each in self._session.get_inputs():
-            if each.name == "attention_mask":
-                feeds[each.name] = np.ones((1, len(tokens)), np.int64)
-            elif each.name == "position_ids":
-                feeds[each.name] = np.arange(len(tokens))[None]
-            elif len(each.shape) == 4:
-                width = each.shape[3] if isinstance(each.shape[3], int) else self._head_dim
-                length = _WINDOW if each.shape[2] == "past_sliding_length" else 0
-                feeds[each.name] = np.zeros((1, each.shape[1], length, width), np.float32)
+        for input_ in self._session.get_inputs():
+            if input_.name == "attention_mask":
+                feeds[input_.name] = np.ones((1, len(tokens)), np.int64)
+            elif input_.name == "position_ids":
+                feeds[input_.name] = np.arange(len(tokens))[None]
+            elif len(input_.shape) == 4:
+                width = input_.shape[3] if isinstance(input_.shape[3], int) else self._head_dim
+                length = _WINDOW if input_.shape[2] == "past_sliding_length" else 0
+                feeds[input_.name] = np.zeros((1, input_.shape[1], length, width), np.float32)
             else:
-                feeds[each.name] = np.asarray([tokens])
+                feeds[input_.name] = np.asarray([tokens])
         logits: Array = self._session.run([self._session.get_outputs()[0].name], feeds)[0][0]
         return logits
 

@@ -226,19 +226,19 @@ def nf4_writer(block: int, *, nested: bool) -> Writer:
     def write(module: str, weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
         flat, table = weight.flatten(), torch.tensor(NF4)
         blocks = [flat[start : start + block] for start in range(0, len(flat), block)]
-        largest = torch.stack([each.abs().max() for each in blocks])
+        largest = torch.stack([part.abs().max() for part in blocks])
         parts = {"weight.absmax": largest, "weight.quant_map": table}
         state: dict[str, Any] = {"quant_type": "nf4", "blocksize": block, "dtype": "float32", "shape": [*weight.shape]}
         if nested:
             map_of_256 = torch.linspace(-1, 1, 256)
             above = [part - offset for part in largest.split(nested_block)]
-            of_blocks = torch.stack([each.abs().max() for each in above])
+            of_blocks = torch.stack([part.abs().max() for part in above])
             codes = [(a[:, None] / m - map_of_256).abs().argmin(1) for a, m in zip(above, of_blocks, strict=True)]
             largest = torch.cat([map_of_256[c] * m + offset for c, m in zip(codes, of_blocks, strict=True)])
             parts |= {"weight.absmax": torch.cat(codes).to(torch.uint8), "weight.nested_absmax": of_blocks}
             parts["weight.nested_quant_map"] = map_of_256
             state |= {"nested_blocksize": nested_block, "nested_dtype": "float32", "nested_offset": offset}
-        scale = torch.cat([m.expand(len(each)) for m, each in zip(largest, blocks, strict=True)])
+        scale = torch.cat([m.expand(len(part)) for m, part in zip(largest, blocks, strict=True)])
         chosen = (flat / scale)[:, None].sub(table).abs().argmin(1)
         parts["weight"] = (16 * chosen[::2] + chosen[1::2]).to(torch.uint8)[:, None]
         parts["weight.quant_state.bitsandbytes__nf4"] = torch.tensor(
@@ -295,10 +295,10 @@ def _rounded(
 def _values(
     codes: np.ndarray[Any, Any], scales: np.ndarray[Any, Any], zeros: np.ndarray[Any, Any], groups: np.ndarray[Any, Any]
 ) -> Tensor:
-    found = np.zeros(codes.shape, np.float32)
+    values = np.zeros(codes.shape, np.float32)
     for column, group in enumerate(groups):
-        found[:, column] = (codes[:, column] - zeros[:, group]) * scales[:, group].astype(np.float32)
-    return torch.from_numpy(found)
+        values[:, column] = (codes[:, column] - zeros[:, group]) * scales[:, group].astype(np.float32)
+    return torch.from_numpy(values)
 
 
 def _pack_down(codes: np.ndarray[Any, Any], bits: int) -> Tensor:

@@ -113,7 +113,7 @@ def _quick_semantic(tl: Any) -> type[Any]:
             """Both of the shape that they have together, as an operation on each pair of elements takes them."""
             if lhs.shape is rhs.shape:
                 return lhs, rhs
-            own, others = (each.type.__dict__.get("sizes", ()) for each in (lhs, rhs))
+            own, others = (operand.type.__dict__.get("sizes", ()) for operand in (lhs, rhs))
             sizes = _shape_of_both(own, others)
             return (
                 lhs if own == sizes else tl.tensor(lhs.handle, tl.block_type(lhs.dtype, list(sizes))),

@@ -10,7 +10,7 @@ import pytest
 
 def quick_sample(cases: Iterable[Any], quick: Collection[Any]) -> list[Any]:
     """All cases for parametrize, those that are not among the quick ones marked slow. A tuple is several values."""
-    return [each if each in quick else _slow(each) for each in cases]
+    return [case if case in quick else _slow(case) for case in cases]
 
 
 def _slow(case: Any) -> Any:

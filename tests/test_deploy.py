@@ -29,7 +29,7 @@ def test_the_manifest_follows_kubernetes_schemas(found: Any) -> None:
 
 
 def test_the_manifest_fits_together() -> None:
-    by_kind = {found["kind"]: found for found in OBJECTS}
+    by_kind = {document["kind"]: document for document in OBJECTS}
     pod = by_kind["Deployment"]["spec"]["template"]
     container = pod["spec"]["containers"][0]
     assert by_kind["Service"]["spec"]["selector"].items() <= pod["metadata"]["labels"].items()
@@ -53,7 +53,7 @@ def test_the_autoscaler_reads_a_metric_that_the_server_has() -> None:
 
     stats = EngineStats(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, {}, ())
     names = {f"llmc_{name}" for name, _, _ in gauges(stats)}
-    scaler = next(found for found in OBJECTS if found["kind"] == "HorizontalPodAutoscaler")
+    scaler = next(document for document in OBJECTS if document["kind"] == "HorizontalPodAutoscaler")
     assert scaler["spec"]["metrics"][0]["pods"]["metric"]["name"] in names
 
 
@@ -73,7 +73,9 @@ def test_every_package_of_the_image_is_locked_with_its_hashes() -> None:
     """And none of a machine's own index; PyTorch's build is the one for CPUs, of the version in constraints.txt."""
     text = (DEPLOY / "Dockerfile").read_text()
     installs = re.findall(r"pip install (.+)$", text, re.MULTILINE)
-    assert all("--no-deps" in each and ("--require-hashes" in each or each.endswith(" .")) for each in installs)
+    assert all(
+        "--no-deps" in install and ("--require-hashes" in install or install.endswith(" .")) for install in installs
+    )
     locked: dict[str, str] = {}
     for name in ("requirements.lock", "torch.lock"):
         lines = (DEPLOY / name).read_text().replace("\\\n", "").splitlines()
@@ -83,6 +85,6 @@ def test_every_package_of_the_image_is_locked_with_its_hashes() -> None:
     assert not re.search("index-url|find-links|file:", (DEPLOY / "requirements.lock").read_text())
     project = tomllib.loads((DEPLOY.parent / "pyproject.toml").read_text())["project"]
     declared = [*project["dependencies"], *project["optional-dependencies"]["serve"]]
-    assert {re.split("[<>=]", each)[0].lower() for each in declared} <= set(locked)
+    assert {re.split("[<>=]", requirement)[0].lower() for requirement in declared} <= set(locked)
     torch = re.search("torch==(.*)", (DEPLOY.parent / "constraints.txt").read_text())
     assert torch is not None and f"/whl/cpu/torch-{torch[1]}%2Bcpu-cp312" in locked["torch"]

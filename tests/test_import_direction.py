@@ -75,17 +75,17 @@ def room_of(module: str) -> str:
 
 def imported_modules(path: Path) -> list[tuple[int, str]]:
     """(line, module) of each import of llmc in a file, wherever it stands."""
-    found: list[tuple[int, str]] = []
+    imports: list[tuple[int, str]] = []
     for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Import):
-            found += [(node.lineno, alias.name) for alias in node.names]
+            imports += [(node.lineno, alias.name) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}:{node.lineno}: relative import"
-            found += [
+            imports += [
                 (node.lineno, f"{node.module}.{alias.name}" if node.module == "llmc" else str(node.module))
                 for alias in node.names
             ]
-    return [(line, module) for line, module in found if module.split(".")[0] == "llmc"]
+    return [(line, module) for line, module in imports if module.split(".")[0] == "llmc"]
 
 
 def test_imports_go_one_way() -> None:
@@ -93,7 +93,7 @@ def test_imports_go_one_way() -> None:
     for path in sorted(PACKAGE.rglob("*.py")):
         room = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
         allowed = {room, *ALLOWED[room]}
-        imports = [each for each in imported_modules(path) if room_of(each[1]) not in allowed]
+        imports = [module for module in imported_modules(path) if room_of(module[1]) not in allowed]
         wrong += [f"{path}:{line}: {room} may not import {module}" for line, module in imports]
     assert wrong == []
 
@@ -101,15 +101,17 @@ def test_imports_go_one_way() -> None:
 def test_shared_code_generation_knows_no_backend() -> None:
     backends = ("llmc.codegen.cpp", "llmc.codegen.triton")
     for path in (PACKAGE / "codegen").glob("*.py"):
-        found = [f"{path}:{line}: {module}" for line, module in imported_modules(path) if module.startswith(backends)]
-        assert found == []
+        imported = [
+            f"{path}:{line}: {module}" for line, module in imported_modules(path) if module.startswith(backends)
+        ]
+        assert imported == []
 
 
 def test_executors_know_nothing_of_ranks() -> None:
     """They are opened by engine_kinds' table, and by ranks, which know executors."""
     files = sorted((PACKAGE / "runtime" / "executors").rglob("*.py"))
     imports = [(path.name, module) for path in files for _, module in imported_modules(path)]
-    assert [each for each in imports if each[1].startswith("llmc.runtime.ranks")] == []
+    assert [entry for entry in imports if entry[1].startswith("llmc.runtime.ranks")] == []
 
 
 def test_caches_know_every_room_that_makes_what_they_keep() -> None:

@@ -31,11 +31,13 @@ def test_every_gpu_is_found_by_its_name() -> None:
         assert target.compiled == (target,)
 
 
-@pytest.mark.parametrize("target", [each for each in GPU_TARGETS if each.backend == "cuda"], ids=lambda each: each.name)
+@pytest.mark.parametrize(
+    "target", [target for target in GPU_TARGETS if target.backend == "cuda"], ids=lambda each: each.name
+)
 def test_the_summary_says_what_predictions_reckon_with(target: GpuTarget) -> None:
-    found = re.search(r"\(sm_(\d+)\), (\d+) GB at ([\d.]+) (TB|GB)/s$", target.summary)
-    assert found is not None, target.summary
-    arch, memory, rate, unit = found.groups()
+    match = re.search(r"\(sm_(\d+)\), (\d+) GB at ([\d.]+) (TB|GB)/s$", target.summary)
+    assert match is not None, target.summary
+    arch, memory, rate, unit = match.groups()
     assert (int(arch), int(memory) * 10**9) == (target.arch, target.memory_bytes)
     assert float(rate) * {"TB": 1e12, "GB": 1e9}[unit] == pytest.approx(target.bandwidth, rel=0.01)
 
@@ -54,8 +56,8 @@ def test_only_the_table_asks_of_what_kind_a_target_is() -> None:
     targets = Path(llmc.targets.__file__).parent
     asks = re.compile(r"isinstance\(.*\b(Cpu|Gpu|Onnx|Reference)Target\b")
     package = targets.parent
-    found = {path.parent for path in package.rglob("*.py") if asks.search(path.read_text(encoding="utf-8"))}
-    assert found == {targets}
+    folders = {path.parent for path in package.rglob("*.py") if asks.search(path.read_text(encoding="utf-8"))}
+    assert folders == {targets}
 
 
 @pytest.mark.parametrize("names", ["h100,cpu-portable", "h100,mi300x", "h100,reference"])

@@ -52,16 +52,16 @@ def check_trees(
     tree = random_tree(draw, most, vocabulary)
     first = len(PROMPT)
     executor.step(one_request(PROMPT, 0, block_size))
-    found = logits_of(executor, one_request([7], first, block_size, tree))
+    logits = logits_of(executor, one_request([7], first, block_size, tree))
     path = path_to(tree, max(range(len(tree)), key=tree.depths().__getitem__))
     sources = slots([first + 1 + node for node in path], block_size)
     executor.move_slots(sources, slots([first + 1 + place for place in range(len(path))], block_size))
     after = logits_of(executor, one_request([13], first + 1 + len(path), block_size))
     for node in range(len(tree)):
-        chain = [7, *(tree.tokens[each] for each in path_to(tree, node))]
+        chain = [7, *(tree.tokens[member] for member in path_to(tree, node))]
         executor.step(one_request(PROMPT, 0, block_size))
         expected = logits_of(executor, one_request(chain, first, block_size))
-        np.testing.assert_allclose(found[1 + node], expected[-1], rtol=tolerance, atol=tolerance)
-    executor.step(one_request([7, *(tree.tokens[each] for each in path)], first, block_size))
+        np.testing.assert_allclose(logits[1 + node], expected[-1], rtol=tolerance, atol=tolerance)
+    executor.step(one_request([7, *(tree.tokens[member] for member in path)], first, block_size))
     expected = logits_of(executor, one_request([13], first + 1 + len(path), block_size))
     np.testing.assert_allclose(after, expected, rtol=tolerance, atol=tolerance)

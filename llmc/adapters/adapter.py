@@ -69,10 +69,10 @@ def read_adapter(directory: str | PathLike[str]) -> Adapter:
     whole: dict[str, list[str]] = {}
     for name in shapes:
         bare = name.removeprefix(_PREFIX)
-        found = _LORA.fullmatch(bare)
-        if found is not None:
-            kind = ("table " if found["embedding"] else "") + found["part"]
-            parts.setdefault(found["module"], {})[kind] = name
+        match = _LORA.fullmatch(bare)
+        if match is not None:
+            kind = ("table " if match["embedding"] else "") + match["part"]
+            parts.setdefault(match["module"], {})[kind] = name
         elif (full := _WHOLE.fullmatch(bare)) is not None:
             if full["kind"] != _UNTRAINED:
                 whole.setdefault(full["module"], []).append(name)
@@ -86,8 +86,8 @@ def read_adapter(directory: str | PathLike[str]) -> Adapter:
         trained[_new(tail(module), trained, file)] = _one_of(copies, file)
     if not modules and not trained:
         raise AdapterError("the file holds no tensors", at=file.path, fix="save the adapter again")
-    said = sha256((place / CONFIG).read_bytes()).hexdigest()
-    return Adapter(place, file, modules, trained, sha256(f"{said} {file.digest()}".encode()).hexdigest())
+    config_digest = sha256((place / CONFIG).read_bytes()).hexdigest()
+    return Adapter(place, file, modules, trained, sha256(f"{config_digest} {file.digest()}".encode()).hexdigest())
 
 
 def _weights(directory: Path) -> Path:

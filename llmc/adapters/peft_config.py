@@ -59,9 +59,9 @@ def read_config(directory: Path) -> PeftConfig:
     kind = values.get("peft_type")
     if kind != "LORA":
         raise AdapterError(f"the adapter is of kind {kind!r:.40}, not LORA", at=file, fix="llmc applies LoRA adapters")
-    for key, what in _REFUSED.items():
+    for key, reason in _REFUSED.items():
         if values.get(key):
-            raise AdapterError(f"the adapter {what}", at=f"{file}: {key}", fix=_MERGE_IT)
+            raise AdapterError(f"the adapter {reason}", at=f"{file}: {key}", fix=_MERGE_IT)
     if values.get("bias", "none") != "none":
         raise AdapterError(f"the adapter has biases: bias is {values['bias']!r:.40}", at=file, fix=_MERGE_IT)
     start = values.get("init_lora_weights")
@@ -72,7 +72,7 @@ def read_config(directory: Path) -> PeftConfig:
             fix="save it with path_initial_model_for_weight_conversion, which makes a plain LoRA adapter of it",
         )
     rank_pattern = _numbers(values, "rank_pattern", file)
-    ranks = frozenset(_rank(each, file) for each in (values.get("r", 8), *rank_pattern.values()))
+    ranks = frozenset(_rank(rank, file) for rank in (values.get("r", 8), *rank_pattern.values()))
     alphas = _numbers(values, "alpha_pattern", file)
     patterns = tuple((_pattern(key, file), float(value)) for key, value in alphas.items())
     alpha = _number(values.get("lora_alpha", 8), "lora_alpha", file)

@@ -50,17 +50,17 @@ _REASON = 220
 
 def models_page(outcomes: Sequence[Outcome], version: str, length: int) -> str:
     """The page. version: of transformers; length: of the prompt that was compared."""
-    groups = {verdict: [each for each in outcomes if each.verdict is verdict] for verdict in _TITLES}
-    of_variants = [each for each in outcomes if "+" in each.model_type]
-    of_types = [each for each in outcomes if "+" not in each.model_type]
+    groups = {verdict: [outcome for outcome in outcomes if outcome.verdict is verdict] for verdict in _TITLES}
+    of_variants = [outcome for outcome in outcomes if "+" in outcome.model_type]
+    of_types = [outcome for outcome in outcomes if "+" not in outcome.model_type]
     head = {"architectures": _counts(of_types), "variants": _counts(of_variants)}
     parts = [_HEAD.format(version=version, length=length, **head)]
-    parts += [_section(verdict, found) for verdict, found in groups.items() if found]
+    parts += [_section(verdict, members) for verdict, members in groups.items() if members]
     return "\n".join(parts)
 
 
 def _counts(outcomes: Sequence[Outcome]) -> str:
-    counts = Counter(each.verdict for each in outcomes)
+    counts = Counter(outcome.verdict for outcome in outcomes)
     return ", ".join(f"**{counts[v]}** {_TITLES[v][0].lower()}" for v in _TITLES if counts[v])
 
 

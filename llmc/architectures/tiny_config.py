@@ -194,11 +194,11 @@ def _each_kind_of_layer(known: Mapping[str, Any]) -> dict[str, Any]:
     """Return layer kinds with one layer of each kind of the default configuration, whose first two may be of one
     kind."""
     kinds = {key: list(dict.fromkeys(known.get(key) or ())) for key in _LAYER_KINDS}
-    kinds = {key: found for key, found in kinds.items() if len(found) > 1}
+    kinds = {key: choices for key, choices in kinds.items() if len(choices) > 1}
     if not kinds:
         return {}
     layers = max(map(len, kinds.values()))
-    return {"num_hidden_layers": layers, **{key: (found * layers)[:layers] for key, found in kinds.items()}}
+    return {"num_hidden_layers": layers, **{key: (choices * layers)[:layers] for key, choices in kinds.items()}}
 
 
 def tiny_architecture(name: str) -> Any:

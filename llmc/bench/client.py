@@ -92,15 +92,15 @@ async def find_server(base_url: str, model: str | None, api_key: str | None) -> 
         raise OptionError(
             f"no server answers: {error}", at=base_url, fix="start one: llmc serve ENGINE, then give its --base-url"
         ) from None
-    found = next((m for m in models if model in (None, m["id"])), models[0] if models else {})
-    return Server(server.base_url, model or found.get("id", ""), api_key), found.get("max_model_len")
+    served = next((m for m in models if model in (None, m["id"])), models[0] if models else {})
+    return Server(server.base_url, model or served.get("id", ""), api_key), served.get("max_model_len")
 
 
 async def fetch_counts(server: Server, before: DraftCounts | None = None) -> DraftCounts | None:
     """Since `before`, or since the server started; None of a server that does not draft, or has no /metrics."""
     try:
         async with server.session() as session, session.get(f"{server.base_url}/metrics") as response:
-            found = read_counts(await response.text()) if response.status == 200 else None
-            return found if found is None or before is None else found.since(before)
+            counts = read_counts(await response.text()) if response.status == 200 else None
+            return counts if counts is None or before is None else counts.since(before)
     except (aiohttp.ClientError, TimeoutError, OSError):
         return None

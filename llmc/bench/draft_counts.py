@@ -37,7 +37,7 @@ class DraftCounts:
 
 def read_counts(metrics: str) -> DraftCounts | None:
     """Parse the counts from the text of /metrics, summed over models; None if the server does not draft."""
-    found: dict[str, int] = {}
+    totals: dict[str, int] = {}
     for name, value in _LINE.findall(metrics):
-        found[name] = found.get(name, 0) + int(float(value))
-    return DraftCounts(**found) if len(found) == 3 else None
+        totals[name] = totals.get(name, 0) + int(float(value))
+    return DraftCounts(**totals) if len(totals) == 3 else None

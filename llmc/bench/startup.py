@@ -28,8 +28,8 @@ def first_token_seconds(engine: Path) -> float:
     )
     if done.returncode:
         # The last line of a traceback that is not indented names the error.
-        said = next((line for line in reversed(done.stderr.splitlines()) if line.strip() and line[0] != " "), "")
-        raise LlmcError(f"the engine does not run: {said}", at=engine, fix=f"see its whole output: llmc run {engine}")
+        last = next((line for line in reversed(done.stderr.splitlines()) if line.strip() and line[0] != " "), "")
+        raise LlmcError(f"the engine does not run: {last}", at=engine, fix=f"see its whole output: llmc run {engine}")
     return time.perf_counter() - start
 
 
@@ -56,9 +56,9 @@ def _address(process: subprocess.Popen[str], engine: Path) -> str:
     """The URL in the line that the server prints once it listens."""
     assert process.stderr is not None
     for line in process.stderr:
-        found = next((word for word in line.split() if word.startswith("http://")), None)
-        if found is not None:
-            return found.rstrip("/")
+        address = next((word for word in line.split() if word.startswith("http://")), None)
+        if address is not None:
+            return address.rstrip("/")
     raise LlmcError("the server exited before it listened", at=engine, fix=f"see its output: llmc serve {engine}")
 
 

@@ -58,7 +58,10 @@ class Summary:
 
 
 def summarize(records: Sequence[RequestRecord], duration: float, goals: Mapping[str, float]) -> Summary:
-    """goals: milliseconds by name of LATENCIES that a good request stays within."""
+    """Summarize the records of a measured load.
+
+    goals: milliseconds that a good request stays within, by name of LATENCIES. duration: seconds of the whole load.
+    """
     done = [r for r in records if r.error is None]
     prompt, output = sum(r.prompt_tokens for r in done), sum(r.output_tokens for r in done)
     cached = [r.cached_tokens for r in done if r.cached_tokens is not None]

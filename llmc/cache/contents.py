@@ -116,7 +116,7 @@ def was_just_used(path: Path) -> bool:
 def remove_entry(path: Path) -> bool:
     """Remove an entry, at once under its name; False if it is in use, or cannot be removed, and stays."""
     with suppress(FileNotFoundError):  # Another process has removed it.
-        if any(is_locked(each) for each in (path, *path.rglob("*"))):
+        if any(is_locked(entry) for entry in (path, *path.rglob("*"))):
             return not path.exists()
         aside = path.with_name(f".{path.name}.{os.urandom(6).hex()}{TEMPORARY_SUFFIX}")
         try:
@@ -149,7 +149,7 @@ def _described(kind: CacheKind, path: Path) -> Iterator[CacheEntry]:
     the last file in a directory."""
     with suppress(OSError):
         status = path.lstat()
-        inside = [each.lstat() for each in path.rglob("*")] if stat.S_ISDIR(status.st_mode) else []
-        files = [each for each in (status, *inside) if stat.S_ISREG(each.st_mode)]
-        used = max([status.st_mtime, *(each.st_atime for each in files)])
-        yield CacheEntry(kind, path, sum(each.st_size for each in files), used)
+        inside = [entry.lstat() for entry in path.rglob("*")] if stat.S_ISDIR(status.st_mode) else []
+        files = [entry for entry in (status, *inside) if stat.S_ISREG(entry.st_mode)]
+        used = max([status.st_mtime, *(file.st_atime for file in files)])
+        yield CacheEntry(kind, path, sum(file.st_size for file in files), used)

@@ -118,7 +118,7 @@ class CacheDirectory:
             )
 
     def check_all(self) -> None:
-        """The same for every entry: for a folder that another program reads."""
+        """Raise OptionError if others own or may write any entry, before another program reads the folder."""
         for path in entry_paths(self.path):
             self.check(path)
 

@@ -15,8 +15,8 @@ def source_digest(rooms: tuple[str, ...]) -> str:
     """
     package = Path(__file__).parent.parent
     digest = sha256()
-    found = [*package.glob("*.py"), *(path for room in rooms for path in (package / room).rglob("*"))]
-    for path in sorted(path for path in found if path.suffix in _SUFFIXES):
+    paths = [*package.glob("*.py"), *(path for room in rooms for path in (package / room).rglob("*"))]
+    for path in sorted(path for path in paths if path.suffix in _SUFFIXES):
         digest.update(str(path.relative_to(package)).encode())
         digest.update(path.read_bytes())
     return digest.hexdigest()

@@ -32,16 +32,16 @@ def distrust(path: Path) -> str | None:
     with suppress(FileNotFoundError):
         status = path.lstat()
         inside = path.rglob("*") if stat.S_ISDIR(status.st_mode) else ()
-        return _distrust(status) or next((reason for each in inside if (reason := _distrust(each.lstat()))), None)
+        return _distrust(status) or next((reason for entry in inside if (reason := _distrust(entry.lstat()))), None)
     return None
 
 
 def close_to_others(path: Path) -> None:
     """Take the right to write from everybody else: a umask may have given it to the group."""
-    for each in (path, *path.rglob("*")):
-        mode = each.lstat().st_mode
+    for entry in (path, *path.rglob("*")):
+        mode = entry.lstat().st_mode
         if mode & _OTHERS_MAY_WRITE and not stat.S_ISLNK(mode):
-            each.chmod(stat.S_IMODE(mode) & ~_OTHERS_MAY_WRITE)
+            entry.chmod(stat.S_IMODE(mode) & ~_OTHERS_MAY_WRITE)
 
 
 def _distrust(status: os.stat_result) -> str | None:

@@ -96,11 +96,11 @@ def main() -> None:
             refuse_other_verb(verb)
             command_line(verb)(standalone_mode=True)
     except (LlmcError, ModuleNotFoundError) as error:
-        told = error if isinstance(error, LlmcError) else missing_package(error)
-        if told is None or os.environ.get("LLMC_DEBUG") == "1":
+        shown = error if isinstance(error, LlmcError) else missing_package(error)
+        if shown is None or os.environ.get("LLMC_DEBUG") == "1":
             raise
-        show_error(with_flags(told, _flags(asked_verb())))
-        sys.exit(told.exit_code)
+        show_error(with_flags(shown, _flags(asked_verb())))
+        sys.exit(shown.exit_code)
     except KeyboardInterrupt:
         Console(stderr=True).print("interrupted")
         sys.exit(INTERRUPTED)

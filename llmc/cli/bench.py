@@ -186,16 +186,16 @@ def bench_latency(
                 seconds.append(time.perf_counter() - start)
             advance()
         drafts = drafts_of(opened)
-    found = latency(seconds)
+    measured = latency(seconds)
     table = facts(f"{engine.name}: batches of {batch_size}", right=True)
-    table.add_row("mean", f"{found.mean:.1f} ms")
+    table.add_row("mean", f"{measured.mean:.1f} ms")
     for share in (0.1, 0.5, 0.9, 0.99):
         table.add_row(f"p{share * 100:g}", f"{1e3 * np.quantile(seconds, share):.1f} ms")
-    table.add_row("a token", f"{found.mean / output_len:.2f} ms")
+    table.add_row("a token", f"{measured.mean / output_len:.2f} ms")
     for row in draft_rows(drafts):
         table.add_row(*row)
     standard_output().print(table)
-    figures = {**vars(found), **draft_figures(drafts), "seconds": seconds}
+    figures = {**vars(measured), **draft_figures(drafts), "seconds": seconds}
     write_figures(json_file, {**figures, "shape": vars(shape), "batch_size": batch_size})
 
 

@@ -20,9 +20,9 @@ def summary_table(summary: Summary, title: str, drafts: DraftCounts | None = Non
     from llmc.bench.summary import LATENCIES
 
     for name, text in LATENCIES.items():
-        found = summary.latencies.get(name)
-        if found is not None:
-            table.add_row(f"{text} ({name.upper()})", *(f"{ms:.2f} ms" for ms in vars(found).values()))
+        latency = summary.latencies.get(name)
+        if latency is not None:
+            table.add_row(f"{text} ({name.upper()})", *(f"{ms:.2f} ms" for ms in vars(latency).values()))
     table.add_section()
     requests = f"{summary.completed} in {summary.duration:.1f} s"
     table.add_row("requests", requests, f"{summary.request_throughput:.2f}/s", _failed(summary))

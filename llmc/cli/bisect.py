@@ -65,8 +65,8 @@ def bisect(
         culprit = search(session.whole, session.check, good=good, uncut=session.uncut, progress=shown)
         tell("write the reproduction")
         command = _command_line(culprit.bad)
-        culprit, found = _reproduce(session, culprit, directory, command)
-    _report(console, culprit, found)
+        culprit, reproduction = _reproduce(session, culprit, directory, command)
+    _report(console, culprit, reproduction)
     if json:
         from llmc.files.typed_json import to_json
 
@@ -84,9 +84,9 @@ def _check_at(session: Session, number: int, shown: Any) -> None:
             fix="give a lower one",
         )
     outcomes = []
-    for each in (number - 1, number):
-        outcomes.append(session.check(each))
-        shown(Probe(each, outcomes[-1]))
+    for cut in (number - 1, number):
+        outcomes.append(session.check(cut))
+        shown(Probe(cut, outcomes[-1]))
     if not (outcomes[0].is_good and not outcomes[1].is_good):
         raise LlmcError(
             f"rewrite #{number} does not turn the check from good to bad",

@@ -55,12 +55,12 @@ class Asked:
     def validate(self) -> None:
         """Raise OptionError for two checks at once, or a figure out of range."""
         names = {"--check": self.check, "--against": self.against, "--slower-than": self.slower_than}
-        given = [name for name, value in {**names, "--oracle": self.oracle}.items() if value is not None]
-        if len(given) > 1:
-            raise OptionError(f"{' and '.join(given)} cannot be combined", at=given[1], fix="give one")
+        chosen = [name for name, value in {**names, "--oracle": self.oracle}.items() if value is not None]
+        if len(chosen) > 1:
+            raise OptionError(f"{' and '.join(chosen)} cannot be combined", at=chosen[1], fix="give one")
         if self.tolerance is not None and (self.check is not None or self.slower_than is not None):
             raise OptionError(
-                "--tolerance applies to logits only", at="--tolerance", fix=f"leave it out with {given[0]}"
+                "--tolerance applies to logits only", at="--tolerance", fix=f"leave it out with {chosen[0]}"
             )
         for name, value in (("--tolerance", self.tolerance), ("--slower-than", self.slower_than)):
             if value is not None and not 0 <= value < float("inf"):

@@ -204,9 +204,9 @@ def kernels_table(report: BuildReport) -> FittingTable:
         return table
     table = FittingTable(title, (*columns, *numeric(("registers", 2), ("spills", 1), ("shared memory", 3))))
     for name, binaries in report.binaries.items():
-        found = list(binaries.values())
-        registers, spills = max(b.registers for b in found), max(b.spill_bytes for b in found)
-        shared = max(b.shared_bytes for b in found)
+        built = list(binaries.values())
+        registers, spills = max(b.registers for b in built), max(b.spill_bytes for b in built)
+        shared = max(b.shared_bytes for b in built)
         spilled = Text(in_bytes(spills), style="yellow") if spills else "0"
         table.add_row(name, str(report.kernels[name] or "other steps"), str(registers), spilled, in_bytes(shared))
     return table
@@ -245,10 +245,10 @@ def predicted_decode(report: BuildReport) -> str:
     from llmc.prediction.step_shape import StepShape
 
     if report.target.compiled:
-        found = predict_decode(report.program, report.target.compiled[0], 1, usual_context(report.program.limits))
+        prediction = predict_decode(report.program, report.target.compiled[0], 1, usual_context(report.program.limits))
         rate = in_rate(report.target.compiled[0].bandwidth)
-        moved = f"{in_bytes(found.bytes_moved)}, {found.bandwidth_share:.0%} of {rate}"
-        return f"{in_seconds(found.seconds)} ({counted(found.launches, 'launch')}; {moved})"
+        moved = f"{in_bytes(prediction.bytes_moved)}, {prediction.bandwidth_share:.0%} of {rate}"
+        return f"{in_seconds(prediction.seconds)} ({counted(prediction.launches, 'launch')}; {moved})"
     moved, step = in_bytes(report.decode_bytes), StepShape.decode(requests=1, context=1)
     rates = target_rates(report.target, report.program, thread_count(None))
     if rates is None:

@@ -33,17 +33,17 @@ def show(
     if context.invoked_subcommand is not None:
         return
     root = settings().cache_dir
-    found = cache_entries(root)
-    total = sum(entry.nbytes for entry in found)
+    listed = cache_entries(root)
+    total = sum(entry.nbytes for entry in listed)
     limit = cache_limit(root, total, settings().cache_bytes)
     if as_json:
-        content = {"directory": str(root), "bytes": total, "limit_bytes": limit, "entries": [*map(_record, found)]}
+        content = {"directory": str(root), "bytes": total, "limit_bytes": limit, "entries": [*map(_record, listed)]}
         print(json.dumps(content, indent=1))
         return
     console = Console(soft_wrap=True, highlight=False)
     console.print(f"{root}: {in_bytes(total)} of at most {in_bytes(limit)}", markup=False)
-    if found:
-        standard_output().print(_entry_table(found) if entries else _kind_table(found))
+    if listed:
+        standard_output().print(_entry_table(listed) if entries else _kind_table(listed))
 
 
 @cache.command("clear", cls=VerbHelp)
@@ -54,9 +54,9 @@ def clear(
     """Remove cached files that are not in use. They are created again when needed."""
     removed: list[CacheEntry] = []
     left: list[CacheEntry] = []
-    for each in CacheKind if kind is None else (kind,):
-        if (settings().cache_dir / each.value).exists():
-            gone, stays = open_cache(each).clear()
+    for cache_kind in CacheKind if kind is None else (kind,):
+        if (settings().cache_dir / cache_kind.value).exists():
+            gone, stays = open_cache(cache_kind).clear()
             removed += gone
             left += stays
     if as_json:

@@ -105,9 +105,9 @@ def _read_line(console: Console) -> str:
 
 
 def _answer(conversation: Conversation, console: Console) -> None:
-    told = conversation.make_room()
-    if told is not None:
-        console.print(f"[dim]({told})[/]")
+    notice = conversation.make_room()
+    if notice is not None:
+        console.print(f"[dim]({notice})[/]")
     text, tokens, reason = "", 0, None
     try:
         for piece in conversation.answer():
@@ -132,8 +132,8 @@ def _command(line: str, conversation: Conversation, console: Console) -> None:
     name, _, rest = line.partition(" ")
     turns = conversation.turns
     if name == "/help":
-        for command, what in COMMANDS.items():
-            console.print(f"  [bold]{command:<16}[/] {what}")
+        for command, description in COMMANDS.items():
+            console.print(f"  [bold]{command:<16}[/] {description}")
     elif name == "/clear":
         conversation.forget(0)
     elif name == "/system":

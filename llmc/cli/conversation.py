@@ -78,12 +78,12 @@ class Conversation:
             RequestError: The last message alone is too long, or the conversation is and no turn may be left out.
         """
         wanted = min(int(self.settings["max_tokens"]), int(self.limit * _ANSWER))
-        before, told = self.first, None
+        before, notice = self.first, None
         if self.when_full is not WhenFull.STOP and self.tokens(self.shown()) + wanted > self.limit:
             self._leave_out(self.limit - wanted)
         if self.first > before:
             how = "are summarized" if self.summary else "are no longer shown to the model"
-            told = f"the oldest {self.first} messages {how}: the conversation fills its {self.limit} tokens"
+            notice = f"the oldest {self.first} messages {how}: the conversation fills its {self.limit} tokens"
         count = self.tokens(self.shown())
         if count >= self.limit:
             stops = self.when_full is WhenFull.STOP
@@ -93,7 +93,7 @@ class Conversation:
                 if stops
                 else "send a shorter one",
             )
-        return told
+        return notice
 
     def answer(self) -> Iterator[Piece]:
         """Pieces of the next message."""

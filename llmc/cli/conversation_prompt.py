@@ -35,7 +35,10 @@ class ConversationPrompt:
 
 
 def conversation_prompt(engine: Engine, name: str | None) -> ConversationPrompt:
-    """name: Name of a template. None is the model's, or `plain` for a model without one."""
+    """Return the form of prompts for an engine.
+
+    name: a template; None is the model's, or `plain` for a model without one.
+    """
     from llmc.runtime.text.chat_template import engine_template
 
     is_plain = name is None and engine_template(engine.files) is None

@@ -60,14 +60,14 @@ def diff(
             )
         _diff_engines(model, other, sample, json, everything)
         return
-    found = _diff_model(model, options, target, passes, nodes, sample)
+    model_difference = _diff_model(model, options, target, passes, nodes, sample)
     if json:
-        print(json_text.dumps(model_json(found), indent=1, ensure_ascii=False))
+        print(json_text.dumps(model_json(model_difference), indent=1, ensure_ascii=False))
     else:
-        print_model(standard_output(), str(model), found, nodes)
-    if found.error is not None:
-        raise found.error
-    if found.first_over is not None:
+        print_model(standard_output(), str(model), model_difference, nodes)
+    if model_difference.error is not None:
+        raise model_difference.error
+    if model_difference.first_over is not None:
         raise typer.Exit(OVER_BUDGET)
 
 
@@ -120,16 +120,16 @@ def print_model(console: Console, name: str, difference: ModelDifference, nodes:
     named = (Column(""), Column("pass"), Column("numerics", rank=6))
     numbers = numeric(("n", 5), ("max |Δ|", 3), ("mean |Δ|", 4), "relative", ("allowed", 1), ("top-1", 2))
     table = FittingTable(f"{name}, {dtype}, on {counted(len(difference.tokens), 'token')}", (*named, *numbers))
-    for each in difference.passes:
-        *figures, top1 = _cells(each.difference)
-        cells = (each.name, each.numerics, str(each.count), *figures, f"{each.budget:.0e}", top1)
-        table.add_row("✗" if each.is_over else "", *cells, style="bold red" if each.is_over else "")
+    for pass_ in difference.passes:
+        *figures, top1 = _cells(pass_.difference)
+        cells = (pass_.name, pass_.numerics, str(pass_.count), *figures, f"{pass_.budget:.0e}", top1)
+        table.add_row("✗" if pass_.is_over else "", *cells, style="bold red" if pass_.is_over else "")
     console.print(table)
-    for each in difference.passes:
-        if each.error is not None:
-            console.print(Text(f"after {each.name}: {each.error}", style="red"), soft_wrap=True)
+    for pass_ in difference.passes:
+        if pass_.error is not None:
+            console.print(Text(f"after {pass_.name}: {pass_.error}", style="red"), soft_wrap=True)
         if nodes:
-            print_rewrites(console, each)
+            print_rewrites(console, pass_)
     last = difference.passes[-1].since_capture if difference.passes else None
     if last is not None:
         console.print(f"from the captured graph to here: relative {_short(last.relative)}, top-1 {last.top1:.1%}")
@@ -145,9 +145,12 @@ def print_model(console: Console, name: str, difference: ModelDifference, nodes:
 def print_rewrites(console: Console, difference: PassDifference) -> None:
     """The rewrites of a pass that changed a bit, with their nodes and source lines."""
     changed = [r for r in difference.rewrites if r.difference is None or not r.difference.is_zero]
-    same = len(difference.rewrites) - len(changed)
+    unchanged = len(difference.rewrites) - len(changed)
     console.print(
-        Text(f"{difference.name}: {same} of {counted(len(difference.rewrites), 'rewrite')} change no bit", style="bold")
+        Text(
+            f"{difference.name}: {unchanged} of {counted(len(difference.rewrites), 'rewrite')} change no bit",
+            style="bold",
+        )
     )
     for source, group in groupby(changed, key=lambda r: r.rewrite.source):
         console.print(Text(f"  {source or 'no line of the model'}"), soft_wrap=True)
@@ -156,8 +159,8 @@ def print_rewrites(console: Console, difference: PassDifference) -> None:
 
 
 def _rewrite_line(difference: RewriteDifference, allowed: float) -> Text:
-    made = ", ".join(difference.rewrite.made[:4]) + (" …" if len(difference.rewrite.made) > 4 else "")
-    title = f"    #{difference.rewrite.number} {difference.rewrite.description}" + (f" → {made}" if made else "")
+    names = ", ".join(difference.rewrite.made[:4]) + (" …" if len(difference.rewrite.made) > 4 else "")
+    title = f"    #{difference.rewrite.number} {difference.rewrite.description}" + (f" → {names}" if names else "")
     if difference.difference is None:
         return Text(f"{title}: {difference.error}", style="bold red")
     d = difference.difference
@@ -192,14 +195,14 @@ def model_json(difference: ModelDifference) -> dict[str, Any]:
         "error": None if difference.error is None else str(difference.error),
         "passes": [
             {
-                "name": each.name,
-                "numerics": each.numerics,
-                "budget": each.budget,
-                "is_over": each.is_over,
-                "rewrites": each.count,
-                "difference": figures(each.difference),
-                "since_capture": figures(each.since_capture),
-                "error": each.error,
+                "name": pass_.name,
+                "numerics": pass_.numerics,
+                "budget": pass_.budget,
+                "is_over": pass_.is_over,
+                "rewrites": pass_.count,
+                "difference": figures(pass_.difference),
+                "since_capture": figures(pass_.since_capture),
+                "error": pass_.error,
                 "by_rewrite": [
                     {
                         "number": r.rewrite.number,
@@ -210,10 +213,10 @@ def model_json(difference: ModelDifference) -> dict[str, Any]:
                         "difference": figures(r.difference),
                         "error": r.error,
                     }
-                    for r in each.rewrites
+                    for r in pass_.rewrites
                 ],
             }
-            for each in difference.passes
+            for pass_ in difference.passes
         ],
     }
 
@@ -222,13 +225,13 @@ def _diff_engines(first: Path, second: Path, sample: Sample, json: bool, everyth
     from llmc.debug.engine_diff import diff_engines
 
     with status_line("comparing the engines"):
-        found = diff_engines(first, second, sample)
+        engine_difference = diff_engines(first, second, sample)
     if json:
         from llmc.files.typed_json import to_json
 
-        print(json_text.dumps(to_json(found), indent=1, ensure_ascii=False))
+        print(json_text.dumps(to_json(engine_difference), indent=1, ensure_ascii=False))
     else:
-        print_engines(standard_output(), first, second, found, everything=everything)
+        print_engines(standard_output(), first, second, engine_difference, everything=everything)
 
 
 def print_engines(
@@ -238,7 +241,7 @@ def print_engines(
     columns = (Column("differ"), Column(""), Column(str(first), wraps=True), Column(str(second), wraps=True))
     table, left = FittingTable("", columns), 0
     for section, group in groupby(difference.changes, key=lambda c: c.section):
-        changes = [tuple(x or "none" for x in (each.name, each.first, each.second)) for each in group]
+        changes = [tuple(x or "none" for x in (change.name, change.first, change.second)) for change in group]
         rows = changes if everything else fold(changes)
         shown = rows if everything else rows[:_SECTION]
         left += len(rows) - len(shown)

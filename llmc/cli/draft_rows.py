@@ -29,7 +29,7 @@ def draft_rows(counts: DraftCounts | None) -> list[tuple[str, str]]:
 
 
 def draft_figures(counts: DraftCounts | None) -> dict[str, Any]:
-    """The same figures for JSON; empty for an engine that does not draft."""
+    """The draft counts and their rates for JSON; empty for an engine that does not draft."""
     if counts is None:
         return {}
     return {"drafts": {**vars(counts), "acceptance": counts.acceptance, "tokens_a_step": counts.tokens_a_step}}

@@ -21,23 +21,23 @@ _VALUE = r"(?:\('(?P<only>[^']*)',\)|'(?P<quoted>[^']*)'|(?P<bare>[^\s,;)]*))"
 
 def flags_of(command: Any) -> dict[str, str]:
     """The flags of a command and its subcommands, by Python keyword."""
-    found: dict[str, str] = {}
-    for each in getattr(command, "commands", {}).values():
-        found |= flags_of(each)
+    by_keyword: dict[str, str] = {}
+    for subcommand in getattr(command, "commands", {}).values():
+        by_keyword |= flags_of(subcommand)
     for parameter in command.params:
         flags = [flag for flag in parameter.opts if flag.startswith("--")]
         if parameter.param_type_name == "option" and flags:
-            found[parameter.name] = flags[0]
-    return found | {keyword: found[name] for keyword, name in _RENAMED.items() if name in found}
+            by_keyword[parameter.name] = flags[0]
+    return by_keyword | {keyword: by_keyword[name] for keyword, name in _RENAMED.items() if name in by_keyword}
 
 
 def with_flags(error: LlmcError, flags: Mapping[str, str]) -> LlmcError:
     """The error with flags in place of keywords. flags: By keyword."""
     at = None if error.at is None else flags.get(error.at) or flags_for_keywords(error.at, flags)
     fix = None if error.fix is None else flags_for_keywords(error.fix, flags)
-    told = LlmcError(flags_for_keywords(error.problem, flags), at=at, fix=fix)
-    told.exit_code = error.exit_code
-    return told
+    flagged = LlmcError(flags_for_keywords(error.problem, flags), at=at, fix=fix)
+    flagged.exit_code = error.exit_code
+    return flagged
 
 
 def flags_for_keywords(text: str, flags: Mapping[str, str]) -> str:
@@ -45,12 +45,12 @@ def flags_for_keywords(text: str, flags: Mapping[str, str]) -> str:
     if not flags:
         return text
     names = "|".join(sorted(map(re.escape, flags), key=len, reverse=True))
-    text = re.sub(rf"(?<![\w./=-])(?P<name>{names})={_VALUE}", lambda found: _assigned(found, flags), text)
-    text = re.sub(rf"(?<=option )'({names})'", lambda found: flags[found[1]], text)
+    text = re.sub(rf"(?<![\w./=-])(?P<name>{names})={_VALUE}", lambda match: _assigned(match, flags), text)
+    text = re.sub(rf"(?<=option )'({names})'", lambda match: flags[match[1]], text)
     several = "|".join(sorted((re.escape(name) for name in flags if "_" in name), key=len, reverse=True))
-    return re.sub(rf"(?<![\w./'=-])({several})(?![\w./'(=-])", lambda found: flags[found[1]], text) if several else text
+    return re.sub(rf"(?<![\w./'=-])({several})(?![\w./'(=-])", lambda match: flags[match[1]], text) if several else text
 
 
 def _assigned(match: re.Match[str], flags: Mapping[str, str]) -> str:
-    value = next((each for each in match.group("only", "quoted", "bare") if each is not None), "")
+    value = next((text for text in match.group("only", "quoted", "bare") if text is not None), "")
     return flags[match["name"]] if value in ("True", "") else f"{flags[match['name']]} {value}"

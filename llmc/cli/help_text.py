@@ -33,10 +33,10 @@ class GroupHelp(TyperGroup):
 def write_options(command: Any, ctx: Any, formatter: Any) -> None:
     """Arguments, then options without a panel, then the panels in the order of their first option."""
     rows: dict[str, list[tuple[str, str]]] = {_ARGUMENTS: [], _OPTIONS: []}
-    for each in command.get_params(ctx):
-        record = each.get_help_record(ctx)
+    for param in command.get_params(ctx):
+        record = param.get_help_record(ctx)
         if record is not None:
-            heading = _ARGUMENTS if each.param_type_name == "argument" else each.rich_help_panel or _OPTIONS
+            heading = _ARGUMENTS if param.param_type_name == "argument" else param.rich_help_panel or _OPTIONS
             rows.setdefault(heading, []).append((_without_list(record[0]), record[1]))
     _write(formatter, rows)
 

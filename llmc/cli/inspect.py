@@ -175,13 +175,13 @@ def predicted_steps(
     from llmc.prediction.device_step import predict_decode, predict_prefill
     from llmc.targets import gpu_target
 
-    for each in directory.programs:
-        target = gpu_target(each.target)
+    for target_program in directory.programs:
+        target = gpu_target(target_program.target)
         if prefill is None:
-            step = predict_decode(each.program, target, requests, context)
+            step = predict_decode(target_program.program, target, requests, context)
         else:
-            step = predict_prefill(each.program, target, prefill)
-        yield each.program, target, step
+            step = predict_prefill(target_program.program, target, prefill)
+        yield target_program.program, target, step
 
 
 def print_launches(console: Console, launches: tuple[Launch, ...]) -> None:

@@ -33,17 +33,17 @@ def machine_code_table(
     )
     table = FittingTable("", columns)
     figures = missed = 0
-    found = program_findings(
+    checked = program_findings(
         engine, program, target, lambda kernel: everything or step.kernel_launches.get(kernel.name, 0) > 0
     )
-    for each in found:
-        kernel, findings = each.code.kernel, each.findings
+    for checked_kernel in checked:
+        kernel, findings = checked_kernel.code.kernel, checked_kernel.findings
         launches = step.kernel_launches.get(kernel.name, 0)
         shown = [finding for finding in findings if everything or not finding.is_met]
         figures += len(findings)
         missed += sum(not finding.is_met for finding in findings)
         for number, finding in enumerate(shown):
-            seconds = finding.seconds(each.code, step.kernel_bytes.get(kernel.name, 0.0), launches)
+            seconds = finding.seconds(checked_kernel.code, step.kernel_bytes.get(kernel.name, 0.0), launches)
             table.add_row(
                 kernel.name if number == 0 else "",
                 finding.limit.figure.replace("_", " "),
@@ -56,7 +56,7 @@ def machine_code_table(
         if shown:
             table.add_section()
     table.title = (
-        f"machine code for {target.arch_name}: {missed} of {figures} figures of {len(found)} kernels miss budgets"
+        f"machine code for {target.arch_name}: {missed} of {figures} figures of {len(checked)} kernels miss budgets"
     )
     table.caption = f"costs: in a {step.step}, predicted" + ("" if everything else "; --all: every kernel and figure")
     return table

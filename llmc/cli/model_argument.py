@@ -14,5 +14,5 @@ def model_argument(text: str, *, weights: bool = True) -> Any:
 
 
 def model_option(text: str) -> Any:
-    """The same for an option. text: its help."""
+    """The typer option that takes a model directory or a name on the hub. text: its help."""
     return Option(help=text, parser=local_model, metavar="MODEL")

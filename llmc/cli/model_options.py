@@ -109,14 +109,14 @@ class ModelOptions:
 
     def values(self) -> dict[str, Any]:
         """The given options by the names of BuildOptions."""
-        found = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "passes_from"}
-        found["disable_passes"] = found.pop("disable_pass")
-        found |= cache_options(found.pop("kv_cache_dtype"))
+        keywords = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "passes_from"}
+        keywords["disable_passes"] = keywords.pop("disable_pass")
+        keywords |= cache_options(keywords.pop("kv_cache_dtype"))
         for name in ("quantize", "sparsity", "prune"):  # One of them may be several, with commas between.
-            found[name] = ",".join(found[name] or ())
+            keywords[name] = ",".join(keywords[name] or ())
         for name in ("lora", "lora_targets", "disable_passes", "allow_fallback"):
-            found[name] = tuple(found[name] or ())
-        return {**found, "calibration": None if self.calibration is None else str(self.calibration)}
+            keywords[name] = tuple(keywords[name] or ())
+        return {**keywords, "calibration": None if self.calibration is None else str(self.calibration)}
 
     def parse(self, **more: Any) -> BuildOptions:
         """The parsed build options. more: Further options by the names of BuildOptions. Raises LlmcError for invalid
@@ -150,7 +150,7 @@ class ModelOptions:
         from llmc.passes.custom import load_passes
         from llmc.passes.pipeline import extended
 
-        return extended(*(each for reference in self.passes_from for each in load_passes(reference)))
+        return extended(*(pass_ for reference in self.passes_from for pass_ in load_passes(reference)))
 
     def passes(self) -> tuple[Pass, ...]:
         """Return all passes that run."""

@@ -17,12 +17,14 @@ def expand_groups(verb: Callable[..., None]) -> Callable[..., None]:
     """
     signature = inspect.signature(verb, eval_str=True)
     groups: dict[str, Any] = {
-        name: each.annotation for name, each in signature.parameters.items() if is_dataclass(each.annotation)
+        name: parameter.annotation
+        for name, parameter in signature.parameters.items()
+        if is_dataclass(parameter.annotation)
     }
     parameters = [
         option
-        for name, each in signature.parameters.items()
-        for option in (_options(groups[name]) if name in groups else (each.replace(kind=Parameter.KEYWORD_ONLY),))
+        for name, parameter in signature.parameters.items()
+        for option in (_options(groups[name]) if name in groups else (parameter.replace(kind=Parameter.KEYWORD_ONLY),))
     ]
 
     @functools.wraps(verb)
@@ -33,13 +35,13 @@ def expand_groups(verb: Callable[..., None]) -> Callable[..., None]:
 
     described: Any = call
     described.__signature__ = Signature(parameters)
-    described.__annotations__ = {each.name: each.annotation for each in parameters}
+    described.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return call
 
 
 def changed_options(group: Any) -> tuple[str, ...]:
     """The options of a group that differ from their defaults, as spelled on the command line."""
-    changed = (each.name for each in fields(group) if (getattr(group, each.name) or None) != (each.default or None))
+    changed = (field.name for field in fields(group) if (getattr(group, field.name) or None) != (field.default or None))
     return tuple(f"--{name.replace('_', '-')}" for name in changed)
 
 
@@ -47,8 +49,10 @@ def _options(group: type[Any]) -> tuple[Parameter, ...]:
     hints = get_type_hints(group, include_extras=True)
     panel: str | None = getattr(group, "panel", None)
     return tuple(
-        Parameter(each.name, Parameter.KEYWORD_ONLY, default=each.default, annotation=_under(panel, hints[each.name]))
-        for each in fields(group)
+        Parameter(
+            field.name, Parameter.KEYWORD_ONLY, default=field.default, annotation=_under(panel, hints[field.name])
+        )
+        for field in fields(group)
     )
 
 

@@ -47,9 +47,9 @@ class ParallelOptions(DivisionWish):
         from llmc.cli.simulation_table import print_comparison
 
         with status_line("capturing") as tell:
-            found = consider_divisions(model, target, self, options, passes, tell)
+            considered = consider_divisions(model, target, self, options, passes, tell)
         console = standard_output()
-        title = f"{self.ranks} × {target.name}: {counted(found.requests, 'request')}, predicted"
-        print_comparison(console, found.comparison, title)
-        console.print(f"builds {found.best}", highlight=False)
-        return found.sizes()
+        title = f"{self.ranks} × {target.name}: {counted(considered.requests, 'request')}, predicted"
+        print_comparison(console, considered.comparison, title)
+        console.print(f"builds {considered.best}", highlight=False)
+        return considered.sizes()

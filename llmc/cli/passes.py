@@ -38,7 +38,7 @@ def passes(
         from llmc.passes.catalog import passes_page
         from llmc.passes.pipeline import built_in
 
-        print(passes_page({each.name: str(prove(each)) for each in built_in()}), end="")
+        print(passes_page({pass_.name: str(prove(pass_)) for pass_ in built_in()}), end="")
         return
     pipeline = chosen.passes()
     if model is None:
@@ -84,11 +84,11 @@ def pass_list(passes: Sequence[Pass]) -> FittingTable:
         Column("what it does", 1, wraps=True),
     )
     table = FittingTable("passes, in order", columns)
-    for each in passes:
+    for pass_ in passes:
         table.add_row(
-            each.name,
-            each.numerics.value,
-            each.stage.value if each.stage else "as before",
-            docstring(each).partition("\n")[0],
+            pass_.name,
+            pass_.numerics.value,
+            pass_.stage.value if pass_.stage else "as before",
+            docstring(pass_).partition("\n")[0],
         )
     return table

@@ -98,23 +98,23 @@ def step_table(step: StepProfile, launches: tuple[Launch, ...]) -> FittingTable:
     from llmc.report.profile import kernel_class
 
     totals: defaultdict[str, _Total] = defaultdict(_Total)
-    values, every = step.shape.values(), _Total()
-    for each in step.launches:
-        launch = launches[each.launch]
+    values, overall = step.shape.values(), _Total()
+    for timing in step.launches:
+        launch = launches[timing.launch]
         moved, flops = (evaluate_expression(text, values) for text in (launch.bytes_moved, launch.flops))
-        for total in (totals[kernel_class(launch)], every):
+        for total in (totals[kernel_class(launch)], overall):
             total.launches += 1
-            total.measured += each.seconds
-            total.predicted += each.predicted
+            total.measured += timing.seconds
+            total.predicted += timing.predicted
             total.bytes += moved
             total.flops += flops
     title = f"{step.name}: {in_seconds(step.seconds)} measured (±{step.spread / 2:.0%}, median of {step.repeats})"
     figures = numeric(("n", 4), "measured", ("share", 3), ("predicted", 1), ("ratio", 2), ("GB/s", 5), ("GFLOP/s", 6))
     table = FittingTable(title, (Column("kernel"), *figures), caption=machine_line(step))
     for name, total in sorted(totals.items(), key=lambda item: -item[1].measured):
-        table.add_row(name, *total.cells(every.measured))
+        table.add_row(name, *total.cells(overall.measured))
     table.add_section()
-    table.add_row("all", *every.cells(every.measured))
+    table.add_row("all", *overall.cells(overall.measured))
     return table
 
 

@@ -42,9 +42,9 @@ def prove(
 
     verdicts = []
     with status_line("tracing patterns") as now:
-        for each in _chosen(names or [], passes_from or []):
-            now(each.name)
-            verdicts.append(verdict_on(each))
+        for pass_ in _chosen(names or [], passes_from or []):
+            now(pass_.name)
+            verdicts.append(verdict_on(pass_))
     if as_json:
         print(json.dumps([_record(verdict) for verdict in verdicts], indent=2))
     else:
@@ -57,10 +57,10 @@ def _chosen(names: list[str], references: list[str]) -> list[Pass]:
     from llmc.passes.custom import load_passes
     from llmc.passes.pipeline import default, extended
 
-    added = [each for reference in references for each in load_passes(reference)]
+    added = [pass_ for reference in references for pass_ in load_passes(reference)]
     if not names:
         return added or list(default())
-    known = {each.name: each for each in extended(*added)}
+    known = {pass_.name: pass_ for pass_ in extended(*added)}
     for name in names:
         if name not in known:
             raise OptionError(f"there is no pass {name!r}", at="llmc prove", fix=f"passes: {', '.join(known)}")

@@ -29,15 +29,15 @@ def ptx(
 
     directory = read_engine(engine, check_weights=False, check_machine=False)
     binaries = kept_binaries(directory.program, directory.path)
-    texts = {name: read_ptx(directory.files, str(each.assembly)) for name, each in binaries.items()}
-    found = survey(texts)
-    refused = [use for use in found if use.refused is not None]
-    shown = refused if unknown else list(found)
+    texts = {name: read_ptx(directory.files, str(binary.assembly)) for name, binary in binaries.items()}
+    uses = survey(texts)
+    refused = [use for use in uses if use.refused is not None]
+    shown = refused if unknown else list(uses)
     if as_json:
         print(json.dumps([_record(use) for use in shown], indent=1))
     else:
-        archs = ", ".join(sorted({each.file.rsplit(".", 2)[1] for each in binaries.values()}))
-        title = f"{len(found)} opcodes of {len(texts)} kernels for {archs}; {len(refused)} are unknown"
+        archs = ", ".join(sorted({binary.file.rsplit(".", 2)[1] for binary in binaries.values()}))
+        title = f"{len(uses)} opcodes of {len(texts)} kernels for {archs}; {len(refused)} are unknown"
         standard_output().print(_table(title, shown) if shown else title)
     if refused:
         raise typer.Exit(1)

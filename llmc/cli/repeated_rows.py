@@ -32,14 +32,14 @@ def add_rows(
         most: Maximum number of rows to show.
         flag: The option that shows all rows.
     """
-    found = [tuple(row) for row in rows] if everything else fold(rows)
-    shown = found if everything else found[:most]
+    folded = [tuple(row) for row in rows] if everything else fold(rows)
+    shown = folded if everything else folded[:most]
     for row in shown:
         table.add_row(*row)
-    left = len(found) - len(shown)
+    left = len(folded) - len(shown)
     if left:
         table.caption = f"{counted(left, 'more row')}, and each of {counted(len(rows), 'row')}: {flag}"
-    elif len(found) < len(rows):
+    elif len(folded) < len(rows):
         table.caption = f"{counted(len(rows), 'row')} with repeated ones folded; each: {flag}"
 
 
@@ -57,7 +57,7 @@ def _merged(rows: Sequence[Sequence[str]]) -> tuple[str, ...]:
         return tuple(rows[0])
     names = [row[0] for row in rows]
     numbers = [sorted({int(number) for number in column}) for column in zip(*map(_INDEX.findall, names), strict=True)]
-    spans = iter([_span(each) for each in numbers])
+    spans = iter([_span(number) for number in numbers])
     name = _INDEX.sub(lambda _: next(spans), names[0])
     cells = (_range([row[i] for row in rows]) for i in range(1, len(rows[0])))
     return (f"{name} (×{len(rows)})", *cells)

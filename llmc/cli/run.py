@@ -75,13 +75,13 @@ def run(
 
 def acceptance(engine: Engine) -> str:
     """The acceptance of drafts, as a suffix to other figures; empty without speculation."""
-    made = drafts_of(engine)
-    if made is None:
+    counts = drafts_of(engine)
+    if counts is None:
         return ""
-    if not made.drafts:
+    if not counts.drafts:
         return "; nothing was drafted"
-    accepted = f"{made.acceptance:.0%} of {made.draft_tokens} drafts accepted"
-    return f"; {accepted}, {made.tokens_a_step:.2f} tokens per step with drafts"
+    accepted = f"{counts.acceptance:.0%} of {counts.draft_tokens} drafts accepted"
+    return f"; {accepted}, {counts.tokens_a_step:.2f} tokens per step with drafts"
 
 
 def read_prompts(prompts: list[str] | None, file: Path | None) -> list[str]:
@@ -119,7 +119,7 @@ def answer(
         Console(stderr=True).print("[yellow]the model has no chat template: it is shown a plain transcript[/]")
     engine = conversation.engine
     before = [] if system is None else [{"role": "system", "content": system}]
-    ids = [conversation.token_ids([*before, {"role": "user", "content": each}]) for each in prompts]
+    ids = [conversation.token_ids([*before, {"role": "user", "content": prompt}]) for prompt in prompts]
     params = replace(params, stop=(*params.stop, *conversation.stops()))
     if len(prompts) == 1 and not json:
         return stream_one(engine, ids[0], "", params, adapter)

@@ -49,17 +49,17 @@ class TokenOptions:
 
     def values(self) -> dict[str, Any]:
         """The given parameters by name. Raises OptionError for a value that cannot be parsed."""
-        given = ((field, getattr(self, field.name)) for field in fields(self))
-        found = {field.name: value for field, value in given if value != field.default and value != []}
-        ids = found.get("allowed_token_ids")
+        values = ((field, getattr(self, field.name)) for field in fields(self))
+        changed = {field.name: value for field, value in values if value != field.default and value != []}
+        ids = changed.get("allowed_token_ids")
         if ids is not None:
             try:
-                found["allowed_token_ids"] = tuple(int(each) for each in ids.split(","))
+                changed["allowed_token_ids"] = tuple(int(text) for text in ids.split(","))
             except ValueError:
                 raise OptionError(
                     f"token ids cannot be {ids!r}", at=f"--allowed-token-ids {ids}", fix="give numbers: 1,2,3"
                 ) from None
-        return found
+        return changed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,8 +75,8 @@ class SamplingOptions(TokenOptions):
     grammar: Annotated[str | None, Option(help=f"constraint on the output: {FORMS}")] = None
 
     def values(self) -> dict[str, Any]:
-        given = super().values()
-        return given if self.grammar is None else {**given, "grammar": read_grammar(self.grammar)}
+        keywords = super().values()
+        return keywords if self.grammar is None else {**keywords, "grammar": read_grammar(self.grammar)}
 
     def params(self) -> SamplingParams:
         """Return the sampling parameters. Raises LlmcError for a value out of range, or a grammar that cannot be

@@ -42,10 +42,10 @@ def opinion_on_stages(engine: Engine, model: Path, tokens: Sequence[int]) -> Log
         captured = capture(model, options)
         pipeline = Pipeline(captured, default(), options, tell, tokens_for(engine.manifest.target.name))
         tell("ask onnxruntime")
-        found = list(stage_opinions(pipeline, tokens))
+        opinions = list(stage_opinions(pipeline, tokens))
         oracle = OnnxOracle(captured.graph, captured.source)
-    standard_output().print(opinions_table(found, len(tokens), LARGEST_DIFFERENCE))
-    wrong = next((each for each in found if not each.difference.within(LARGEST_DIFFERENCE)), None)
+    standard_output().print(opinions_table(opinions, len(tokens), LARGEST_DIFFERENCE))
+    wrong = next((opinion for opinion in opinions if not opinion.difference.within(LARGEST_DIFFERENCE)), None)
     if wrong is not None:
         raise LlmcError(
             f"onnxruntime's logits of the {wrong.stage.value} graph differ by {wrong.difference.relative:.1e} of their "
@@ -59,8 +59,8 @@ def opinion_on_stages(engine: Engine, model: Path, tokens: Sequence[int]) -> Log
 def opinions_table(opinions: Sequence[StageOpinion], tokens: int, allowed: float) -> FittingTable:
     columns = (Column("stage"), *numeric(("nodes", 1), "max |Δlogit| / spread", "top-1"))
     table = FittingTable(f"the same graphs in onnxruntime and in llmc, {counted(tokens, 'token')} in fp32", columns)
-    for each in opinions:
-        good = each.difference.within(allowed)
-        verdict = Text(f"{each.difference.relative:.2e}", style="green" if good else "bold red")
-        table.add_row(each.stage.value, str(each.nodes), verdict, f"{each.difference.top1:.2%}")
+    for opinion in opinions:
+        good = opinion.difference.within(allowed)
+        verdict = Text(f"{opinion.difference.relative:.2e}", style="green" if good else "bold red")
+        table.add_row(opinion.stage.value, str(opinion.nodes), verdict, f"{opinion.difference.top1:.2%}")
     return table

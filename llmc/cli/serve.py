@@ -86,7 +86,7 @@ def serve(
 
 
 def with_engine(options: ServeOptions, built: EngineOptions, adapters: AdapterOptions) -> ServeOptions:
-    """The same options with an engine: that of a model directory is found in the cache, or built."""
+    """Return the options with an engine's path: a model directory's engine comes from the cache, or is built."""
     engine = built.engine(
         options.engine,
         max_model_len=options.max_model_len,

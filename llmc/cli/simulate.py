@@ -119,7 +119,7 @@ def print_ranking(
     with status_line("simulating"):
         fleets = [smallest_fleet(name, rent, machine.ranks, prices.get(name)) for name, rent in rents.items()]
     print_fleets(console, fleets, title, goals)
-    if not any(isinstance(each, Fleet) for each in fleets):
+    if not any(isinstance(fleet, Fleet) for fleet in fleets):
         raise OptionError(
             f"no target serves this with {counted(machine.ranks, 'rank')} or fewer",
             at=f"--target {machine.target}",

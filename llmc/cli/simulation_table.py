@@ -15,11 +15,11 @@ from llmc.simulation.serve import Refused, Served
 def print_comparison(console: Console, comparison: Comparison, title: str) -> None:
     """Print the divisions that serve the load, then the others with the reason."""
     console.print(comparison_table(comparison, title))
-    refused = [each for each in comparison.outcomes if isinstance(each, Refused)]
+    refused = [outcome for outcome in comparison.outcomes if isinstance(outcome, Refused)]
     if refused:
         table = FittingTable("what does not fit", (Column("division"), Column("why", wraps=True)))
-        for each in refused:
-            table.add_row(str(each.division), each.reason)
+        for refusal in refused:
+            table.add_row(str(refusal.division), refusal.reason)
         console.print(table)
 
 
@@ -31,45 +31,45 @@ def comparison_table(comparison: Comparison, title: str) -> FittingTable:
         *numeric(("weights per rank", 3), ("KV room", 2), ("used", 4), ("preempted", 4)),
     )
     caption = "times in ms; KV room: tokens per replica at the maximum batch size"
-    if not comparison.has_stages and any(each.division.layout.pipeline > 1 for each in comparison.served):
+    if not comparison.has_stages and any(outcome.division.layout.pipeline > 1 for outcome in comparison.served):
         caption += "; italic rows are hypothetical: engines for this target do not support pipeline stages yet"
     table = FittingTable(title, columns, caption=caption)
-    built = max(each.division.layout.pipeline for each in comparison.outcomes) if comparison.has_stages else 1
-    for each in comparison.served:
-        summary, layout = each.summary, each.division.layout
+    built = max(outcome.division.layout.pipeline for outcome in comparison.outcomes) if comparison.has_stages else 1
+    for served in comparison.served:
+        summary, layout = served.summary, served.division.layout
         rate = summary.goodput if summary.goodput is not None else summary.request_throughput
         table.add_row(
             str(layout.tensor),
             str(layout.pipeline),
-            str(each.division.replicas),
+            str(served.division.replicas),
             f"{summary.output_throughput:.0f}",
             f"{rate:.2f}",
-            *(f"{each.percentile(name, share):.1f}" for name in ("ttft", "tpot") for share in (0.5, 0.99)),
-            in_bytes(max(memory.weights for memory in each.memory)),
-            str(each.kv_tokens),
-            f"{each.kv_used / each.kv_tokens:.0%}",
-            str(each.preemptions),
-            style="bold" if each is comparison.best else "italic" if layout.pipeline > built else "",
+            *(f"{served.percentile(name, share):.1f}" for name in ("ttft", "tpot") for share in (0.5, 0.99)),
+            in_bytes(max(memory.weights for memory in served.memory)),
+            str(served.kv_tokens),
+            f"{served.kv_used / served.kv_tokens:.0%}",
+            str(served.preemptions),
+            style="bold" if served is comparison.best else "italic" if layout.pipeline > built else "",
         )
     return table
 
 
 def print_fleets(console: Console, fleets: Sequence[Fleet | NoFleet], title: str, goals: Mapping[str, float]) -> None:
     """Print a row per target, the smallest fleet first, then the targets that cannot serve the load with the reason."""
-    found = by_size([each for each in fleets if isinstance(each, Fleet)])
-    if found:
-        console.print(fleet_table(found, title, goals))
-    missing = [each for each in fleets if isinstance(each, NoFleet)]
+    fitting = by_size([fleet for fleet in fleets if isinstance(fleet, Fleet)])
+    if fitting:
+        console.print(fleet_table(fitting, title, goals))
+    missing = [fleet for fleet in fleets if isinstance(fleet, NoFleet)]
     if missing:
         table = FittingTable("what does not do", (Column("target"), *numeric("ranks"), Column("why", wraps=True)))
-        for each in missing:
-            table.add_row(each.target, str(each.ranks), each.reason)
+        for refusal in missing:
+            table.add_row(refusal.target, str(refusal.ranks), refusal.reason)
         console.print(table)
 
 
 def fleet_table(fleets: Sequence[Fleet], title: str, goals: Mapping[str, float]) -> FittingTable:
     """The table of fleets, in order of size."""
-    has_prices = any(each.price is not None for each in fleets)
+    has_prices = any(candidate.price is not None for candidate in fleets)
     priced = numeric("price an hour", "a million tokens") if has_prices else ()
     columns = (
         Column("target"),
@@ -81,37 +81,37 @@ def fleet_table(fleets: Sequence[Fleet], title: str, goals: Mapping[str, float])
     )
     served = "serve the load, nearly all requests within the goals" if goals else "serve the load"
     table = FittingTable(title, columns, caption=f"the fewest ranks of each that {served}; times in ms; predicted")
-    for each in fleets:
-        summary = each.served.summary
+    for fleet in fleets:
+        summary = fleet.served.summary
         rate = summary.goodput if summary.goodput is not None else summary.request_throughput
-        prices = (each.price_an_hour, each.price_of_a_million)
+        prices = (fleet.price_an_hour, fleet.price_of_a_million)
         table.add_row(
-            each.target,
-            str(each.ranks),
+            fleet.target,
+            str(fleet.ranks),
             *(("" if price is None else f"{price:.2f}" for price in prices) if has_prices else ()),
-            str(each.served.division),
+            str(fleet.served.division),
             f"{summary.output_throughput:.0f}",
             f"{rate:.2f}",
-            *(f"{each.served.percentile(name, share):.1f}" for name in ("ttft", "tpot") for share in (0.5, 0.99)),
+            *(f"{fleet.served.percentile(name, share):.1f}" for name in ("ttft", "tpot") for share in (0.5, 0.99)),
         )
     return table
 
 
 def fleets_json(fleets: Sequence[Fleet | NoFleet]) -> dict[str, Any]:
     """Return fleets as plain data, the smallest first."""
-    found = by_size([each for each in fleets if isinstance(each, Fleet)])
+    fitting = by_size([fleet for fleet in fleets if isinstance(fleet, Fleet)])
     return {
         "fleets": [
             {
-                "target": each.target,
-                "ranks": each.ranks,
-                "price_an_hour": each.price_an_hour,
-                "price_of_a_million_output_tokens": each.price_of_a_million,
-                **_served(each.served),
+                "target": fleet.target,
+                "ranks": fleet.ranks,
+                "price_an_hour": fleet.price_an_hour,
+                "price_of_a_million_output_tokens": fleet.price_of_a_million,
+                **_served(fleet.served),
             }
-            for each in found
+            for fleet in fitting
         ],
-        "too_small": [vars(each) for each in fleets if isinstance(each, NoFleet)],
+        "too_small": [vars(fleet) for fleet in fleets if isinstance(fleet, NoFleet)],
     }
 
 
@@ -121,9 +121,11 @@ def comparison_json(comparison: Comparison) -> dict[str, Any]:
     return {
         "goals": dict(comparison.goals),
         "best": None if best is None else _division(best),
-        "served": [_served(each) for each in comparison.served],
+        "served": [_served(outcome) for outcome in comparison.served],
         "refused": [
-            {**_division(each), "reason": each.reason} for each in comparison.outcomes if isinstance(each, Refused)
+            {**_division(outcome), "reason": outcome.reason}
+            for outcome in comparison.outcomes
+            if isinstance(outcome, Refused)
         ],
     }
 

@@ -46,7 +46,7 @@ class FittingTable:
     _sections: set[int] = field(default_factory=set)
 
     def add_row(self, *cells: Cell, style: str = "") -> None:
-        """A cell for each column."""
+        """Add a row, with a cell for each column."""
         assert len(cells) == len(self.columns), (cells, self.columns)
         self._rows.append(([cell if isinstance(cell, Text) else Text(cell) for cell in cells], style))
 
@@ -59,7 +59,7 @@ class FittingTable:
             yield Text(self.title, style="italic")
         kept = self._kept(options.max_width)
         yield self._table(kept, options.max_width)
-        left_out = [each.name for i, each in enumerate(self.columns) if i not in kept]
+        left_out = [column.name for i, column in enumerate(self.columns) if i not in kept]
         if left_out:
             yield Text(f"left out at {options.max_width} columns: {', '.join(left_out)}", style="dim italic")
         if self.caption is not None:
@@ -78,9 +78,9 @@ class FittingTable:
     def _table(self, kept: Sequence[int], width: int) -> Table:
         table = Table(show_header=self.has_header)
         for i, granted in zip(kept, self._widths(kept, width), strict=True):
-            each = self.columns[i]
-            table.add_column(each.name, style=each.style, width=granted, overflow="fold")
-            table.columns[-1].justify = "right" if each.right else "left"
+            column = self.columns[i]
+            table.add_column(column.name, style=column.style, width=granted, overflow="fold")
+            table.columns[-1].justify = "right" if column.right else "left"
         for number, (cells, style) in enumerate(self._rows):
             shown: list[RenderableType] = [cells[i] for i in kept]
             table.add_row(*shown, style=style, end_section=number in self._sections)
@@ -117,7 +117,7 @@ class FittingTable:
 
 def numeric(*names: str | tuple[str, int]) -> tuple[Column, ...]:
     """Columns of numbers. A column that may be dropped is given with its rank."""
-    ranked = ((each, 0) if isinstance(each, str) else each for each in names)
+    ranked = ((name, 0) if isinstance(name, str) else name for name in names)
     return tuple(Column(name, rank, right=True) for name, rank in ranked)
 
 
@@ -133,5 +133,5 @@ def standard_output() -> Console:
 
 
 def _total(widths: Iterable[int]) -> int:
-    found = list(widths)
-    return sum(found) + _BETWEEN * (len(found) - 1) + _OUTSIDE
+    listed = list(widths)
+    return sum(listed) + _BETWEEN * (len(listed) - 1) + _OUTSIDE

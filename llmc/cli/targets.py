@@ -6,13 +6,13 @@ from llmc.targets import device_target, host_target, known_targets, lacking_here
 
 def targets() -> None:
     """List the targets that an engine can be built for."""
-    here, device = host_target(), device_target()
+    host, device = host_target(), device_target()
     columns = (
         Column("target", style="bold"),
         Column("what it is", rank=1, wraps=True),
         Column("runs here", wraps=True),
     )
-    table = FittingTable(f"targets (cpu means {here.name} on this machine)", columns)
+    table = FittingTable(f"targets (cpu means {host.name} on this machine)", columns)
     for target in known_targets():
         lacking = lacking_here(target, device)
         table.add_row(target.name, target.summary, "yes" if lacking is None else f"no: {lacking}")

@@ -166,8 +166,8 @@ def compare_perplexities(
     standard_output().print(table)
     if json is not None:
         manifest = read_engine(engine, check_weights=False).manifest
-        found = measured_perplexity(manifest, text, longest, ours.tokens, ours.value, theirs.value)
-        write_output(json, perplexity_json(found))
+        measured = measured_perplexity(manifest, text, longest, ours.tokens, ours.value, theirs.value)
+        write_output(json, perplexity_json(measured))
     if max_ratio is not None and not ratio <= max_ratio:
         raise LlmcError(
             f"the engine's perplexity is {ratio:.4f} times the model's; {max_ratio} is allowed",

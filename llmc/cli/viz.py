@@ -49,10 +49,10 @@ def viz(
     with status_line("reading the graph"):
         if (source / MANIFEST_NAME).exists():  # Reads the engine's report, without torch.
             options.refuse_for_engine(target)
-            found = stage_graph(source, stage, parsed)
+            graph = stage_graph(source, stage, parsed)
         else:
-            found = stage_graph(source, stage, parsed, options.added_passes(), tokens_for(target))
-        content = rendered(found, form, every_layer)
+            graph = stage_graph(source, stage, parsed, options.added_passes(), tokens_for(target))
+        content = rendered(graph, form, every_layer)
     if output is None:
         sys.stdout.write(content.decode())
         return

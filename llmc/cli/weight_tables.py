@@ -45,16 +45,16 @@ def sparsity_table(weights: Sequence[SparseWeight], *, everything: bool = False)
 
 def pruning_table(parts: Sequence[PrunedPart], *, everything: bool = False) -> FittingTable:
     """Return a table of pruned parts: removed units, loss of the output, and remaining parameters."""
-    before, left = (sum(each) for each in zip(*((p.parameters, p.parameters_left) for p in parts), strict=True))
+    before, left = (sum(terms) for terms in zip(*((p.parameters, p.parameters_left) for p in parts), strict=True))
     columns = (Column("pruned"), *numeric("taken out", ("output error", 1), ("parameters", 2), "left"))
     table = FittingTable(f"pruned parts: {left / before:.1%} of {before / 1e6:.2f} M parameters left", columns)
     rows = []
     for part in parts:
-        taken = "the layer" if part.kind == "layer" else f"{len(part.removed)} of {part.of} {part.kind}"
+        removed = "the layer" if part.kind == "layer" else f"{len(part.removed)} of {part.of} {part.kind}"
         if part.kind == "values":
-            taken = f"{len(part.removed)} of {part.of} value channels, {1 - part.error**2:.2%} of their energy stays"
+            removed = f"{len(part.removed)} of {part.of} value channels, {1 - part.error**2:.2%} of their energy stays"
         share = f"{part.parameters_left / part.parameters:.1%}" if part.parameters else ""
-        rows.append((part.module, taken, f"{part.error:.2%}", f"{part.parameters:,}", share))
+        rows.append((part.module, removed, f"{part.error:.2%}", f"{part.parameters:,}", share))
     add_rows(table, rows, everything=everything)
     return table
 

@@ -77,12 +77,12 @@ class Call(RowsCall, Protocol):
         elements there."""
 
     def sparse_rows(self, dtype: torch.dtype) -> tuple[Operand, Operand, Operand]:
-        """The same weight's elements, as of dtype, masks as bytes and where each row's elements begin, each by
-        itself."""
+        """A sparse weight as three operands: its elements in `dtype`, its masks as bytes, and the number of each
+        row's first element."""
 
     def code_rows(self) -> dict[str, Operand | None]:
-        """The same arguments as separate operands, by the names in CODE_ROW_PARTS: codes are row-major
-        (code_rows_layout), and steps of scales and minima are one operand. A part that the weight lacks is None."""
+        """A quantized weight as separate operands, by the names in CODE_ROW_PARTS. Codes are row-major
+        (code_rows_layout); steps of scales and minima are one operand. None for a part that the weight lacks."""
 
     def table(self, name: str) -> Layout:
         """The layout in which an embedding's weight is stored: PANELS if a product reads the same weight."""

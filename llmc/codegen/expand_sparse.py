@@ -21,13 +21,13 @@ SPARSE = frozenset({_llmc.sparse_bitmask.default, _llmc.sparse_codes.default})
 
 def expand_sparse(graph: ModelGraph, reason: Callable[[fx.Node], str | None]) -> ModelGraph:
     """The graph with every sparse weight dense that `reason` has a reason for, which graph.sparse then says."""
-    found = {node.name: why for node in graph.graph.nodes if node.target in SPARSE and (why := reason(node))}
-    if not found:
+    reasons = {node.name: why for node in graph.graph.nodes if node.target in SPARSE and (why := reason(node))}
+    if not reasons:
         return graph
     graph = graph.copy()
     for node in list(graph.graph.nodes):
-        if node.name in found:
-            _note(graph, node, found[node.name])
+        if node.name in reasons:
+            _note(graph, node, reasons[node.name])
             _expand(graph, node)
     return graph
 
@@ -49,13 +49,13 @@ def _expand(graph: ModelGraph, node: fx.Node) -> None:
         dense = graph.graph.placeholder(values.name.removesuffix("_values") + "_expanded")
     dense.meta["val"] = values.meta["val"].new_empty((masks.meta["val"].shape[0], columns))
     graph.weights[dense.name] = recipe
-    made = dense
+    restored = dense
     if node.target is _llmc.sparse_codes.default:
         with graph.graph.inserting_before(node):
             arguments = (dense, given["scales"], None, given["format"], given["dtype"])
-            made = graph.graph.call_function(_llmc.dequantize.default, arguments)
-        made.meta.update(node.meta)
-    node.replace_all_uses_with(made)
+            restored = graph.graph.call_function(_llmc.dequantize.default, arguments)
+        restored.meta.update(node.meta)
+    node.replace_all_uses_with(restored)
     graph.graph.erase_node(node)
     for part in (values, masks):
         if not part.users:

@@ -54,8 +54,8 @@ class _Fusion:
         self._space = {n: space_of(n, views, copies) for n in edges if is_loop_node(n, copies, views)}
 
     def groups(self) -> tuple[Group, ...]:
-        found = [Group(tuple(sorted(self._members[h], key=self.index.__getitem__)), s) for h, s in self._space.items()]
-        return tuple(sorted(found, key=lambda g: self.index[g.nodes[0]]))
+        groups = [Group(tuple(sorted(self._members[h], key=self.index.__getitem__)), s) for h, s in self._space.items()]
+        return tuple(sorted(groups, key=lambda g: self.index[g.nodes[0]]))
 
     def merge(self, a: fx.Node, b: fx.Node) -> bool:
         """Put the groups of two loop nodes together if that is legal; False if they are one already or must not be."""
@@ -122,8 +122,8 @@ def _candidates(
         # Neighbours are enough: merging is repeated, and two far readers seldom have nothing between them.
         for first, second in pairwise(nodes) if len(nodes) > 4 else combinations(nodes, 2):
             gains[first, second] = gains.get((first, second), 0) + _nbytes(value)
-    found = [(saved, a, b) for (a, b), saved in gains.items()]
-    return sorted(found, key=lambda c: (-c[0], fusion.index[c[1]], fusion.index[c[2]]))
+    candidates = [(saved, a, b) for (a, b), saved in gains.items()]
+    return sorted(candidates, key=lambda c: (-c[0], fusion.index[c[1]], fusion.index[c[2]]))
 
 
 def _nbytes(value: Value) -> int:

@@ -89,23 +89,23 @@ class Loop:
     @cached_property
     def per_column(self) -> tuple[bool, ...]:
         """Return for each statement whether its value differs from column to column."""
-        found: list[bool] = []
+        varies: list[bool] = []
         for s in self.statements:
             if isinstance(s, Load | Store):
-                found.append(self.parameters[s.parameter].strides[-1] != 0)
+                varies.append(self.parameters[s.parameter].strides[-1] != 0)
             else:
-                found.append(isinstance(s, Apply) and any(found[o] for o in s.operands))
-        return tuple(found)
+                varies.append(isinstance(s, Apply) and any(varies[o] for o in s.operands))
+        return tuple(varies)
 
     @cached_property
     def phases(self) -> tuple[int, ...]:
         """Return for each statement the sweep over the columns in which it can first run; all stores are in the
         last."""
-        found: list[int] = []
+        phases: list[int] = []
         for s in self.statements:
-            found.append(max((found[o] for o in operands(s)), default=0) + isinstance(s, Reduce))
-        last = max((p for p, s in zip(found, self.statements, strict=True) if not isinstance(s, Store)), default=0)
-        return tuple(last if isinstance(s, Store) else p for p, s in zip(found, self.statements, strict=True))
+            phases.append(max((phases[o] for o in operands(s)), default=0) + isinstance(s, Reduce))
+        last = max((p for p, s in zip(phases, self.statements, strict=True) if not isinstance(s, Store)), default=0)
+        return tuple(last if isinstance(s, Store) else p for p, s in zip(phases, self.statements, strict=True))
 
     def needed(self, roots: Sequence[int]) -> tuple[int, ...]:
         """The statements, in order, that must run for `roots`, down to reductions and loads; roots included."""
@@ -128,7 +128,7 @@ def operands(statement: Statement) -> tuple[int, ...]:
 
 
 def collapse(loop: Loop) -> Loop:
-    """The same loop with neighbouring axes joined where every parameter walks them as one.
+    """Join neighbouring axes of a loop that every parameter walks as one axis, and return the joined loop.
 
     The columns of a loop with reductions stay as they are; so does a column axis that a parameter broadcasts over.
     """

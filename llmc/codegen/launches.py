@@ -152,15 +152,15 @@ class LaunchBuilder:
         """The alternatives, with the buffers that no launch uses; where sites are alike, as in layers, the first's."""
         homes = {name: home for home, name in self._names.items()}
         used = spans_of(self.launches)
-        found: dict[Hashable, Alternative] = {}
+        alternatives: dict[Hashable, Alternative] = {}
         for alternative in self.alternatives:
             key = alike(self.launches[alternative.first : alternative.last + 1]), alike(alternative.launches)
-            if key in found:
+            if key in alternatives:
                 continue
             names = dict.fromkeys(n for launch in alternative.launches for n in _buffers_of(launch) if n not in used)
             span = alternative.first, alternative.last
-            found[key] = replace(alternative, buffers=tuple(_unplaced(n, homes[n], *span) for n in names))
-        return tuple(found.values())
+            alternatives[key] = replace(alternative, buffers=tuple(_unplaced(n, homes[n], *span) for n in names))
+        return tuple(alternatives.values())
 
     # ---- memory ----------------------------------------------------------------------------------------------------
 
@@ -232,12 +232,12 @@ class LaunchBuilder:
 
     def _concatenate(self, node: fx.Node) -> None:
         """Append a copying loop for each part, into its place in the result."""
-        given, result = arguments_of(node), view_of(node, self.views)
-        axis = given["dim"] % len(result.shape)
+        arguments, result = arguments_of(node), view_of(node, self.views)
+        axis = arguments["dim"] % len(result.shape)
         if isinstance(result.shape[axis], RowCount):
             raise unsupported(node, "it joins tensors along the token axis", KEEP_TOKENS_APART)
         start = 0
-        for part in given["tensors"]:
+        for part in arguments["tensors"]:
             view = view_of(part, self.views)
             if node.target is torch.ops.aten.stack.default:
                 shape, strides = view.shape, view.strides
@@ -304,12 +304,12 @@ def _written(units: Sequence[Unit], kept: Sequence[View], views: Views) -> dict[
     read = {view.value for unit in units for view in unit_reads(unit, views)} | {view.value for view in kept}
     written: dict[Unit, tuple[Value, ...]] = {}
     for unit in units:
-        found: list[Value] = []
+        values: list[Value] = []
         for node in unit_nodes(unit):
             for view in views_of(node, views):
                 if not isinstance(unit, Group) or view.value in read:
-                    found.append(view.value)
-        written[unit] = tuple(found)
+                    values.append(view.value)
+        written[unit] = tuple(values)
     return written
 
 

@@ -98,9 +98,9 @@ def _check(node: fx.Node, copies: frozenset[fx.Node], views: Views, backend: Bac
     if node in copies or node.target in CONCATENATIONS:
         return
     in_loop = is_loop_node(node, copies, views)
-    found = loop_refusal(node, backend.float_dtypes) if in_loop else backend.refusal(node)
-    if found is not None:
-        raise unsupported(found.node, found.reason, _WRITE_AN_OP)
+    refusal = loop_refusal(node, backend.float_dtypes) if in_loop else backend.refusal(node)
+    if refusal is not None:
+        raise unsupported(refusal.node, refusal.reason, _WRITE_AN_OP)
 
 
 def _units(edges: nx.DiGraph, groups: Sequence[Group]) -> tuple[Unit, ...]:
@@ -147,9 +147,9 @@ def loop_refusal(node: fx.Node, float_dtypes: frozenset[torch.dtype]) -> Refusal
     shape = node.all_input_nodes[0].meta["val"].shape
     rank = len(shape)
     axes = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim")
-    found = [axes] if isinstance(axes, int) else list(axes) if isinstance(axes, Sequence) else list(range(rank))
-    if [a % rank for a in found if isinstance(a, int)] != [rank - 1]:
-        return Refusal(f"it reduces axes {found} of {rank}; a loop reduces only the last one", node)
+    reduced = [axes] if isinstance(axes, int) else list(axes) if isinstance(axes, Sequence) else list(range(rank))
+    if [a % rank for a in reduced if isinstance(a, int)] != [rank - 1]:
+        return Refusal(f"it reduces axes {reduced} of {rank}; a loop reduces only the last one", node)
     if not isinstance(shape[-1], int):
         return Refusal("it reduces over the tokens", node)
     return None

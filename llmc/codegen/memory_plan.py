@@ -54,13 +54,13 @@ def _plan_region(lifetimes: dict[int, Lifetime]) -> dict[int, int]:
     """Offsets for one row of buffers of one kind, by number."""
     offsets: dict[int, int] = {}
     for index, life in sorted(lifetimes.items(), key=lambda item: (-_padded(item[1]), item[1].first, item[0])):
-        taken = sorted(
+        occupied = sorted(
             (offsets[other], offsets[other] + _padded(lifetimes[other]))
             for other in offsets
             if lifetimes[other].first <= life.last and life.first <= lifetimes[other].last
         )
         offset = 0
-        for start, end in taken:
+        for start, end in occupied:
             if start - offset >= _padded(life):
                 break
             offset = max(offset, end)

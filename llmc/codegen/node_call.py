@@ -171,8 +171,8 @@ class NodeCall:
 
     def code_rows(self) -> dict[str, Operand | None]:
         slots = self._builder.weights.request_code_rows(self._code_parts(), self._arguments["format"])
-        found = {name: Operand("weight", slot.name) for name, slot in slots.items()}
-        return {name: found.get(name) for name in CODE_ROW_PARTS}
+        operands = {name: Operand("weight", slot.name) for name, slot in slots.items()}
+        return {name: operands.get(name) for name in CODE_ROW_PARTS}
 
     def _code_parts(self) -> dict[str, fx.Node]:
         return {name: self._weight_node(name) for name in CODE_PARTS if self._arguments[name] is not None}
@@ -188,9 +188,9 @@ class NodeCall:
 
     def workspace(self, name: str, rows: Count | Rows | int, columns: int, dtype: torch.dtype) -> Operand:
         times, rows = (rows.times, rows.count) if isinstance(rows, Rows) else (1, rows)
-        count = next(each for each in RowCount if each.count == rows)
-        found = self._builder.workspace(self._owner, name, count, times * columns, dtype)
-        return replace(found, stride=columns)
+        count = next(row_count for row_count in RowCount if row_count.count == rows)
+        buffer = self._builder.workspace(self._owner, name, count, times * columns, dtype)
+        return replace(buffer, stride=columns)
 
     def cache(self, name: str) -> Operand:
         layers = range(len(self._builder.graph.caches))

@@ -112,5 +112,5 @@ def _call(graph: fx.Graph, op: OpOverload, args: tuple[Any, ...], result: torch.
 
 
 def _reason(backend: Backend, node: fx.Node) -> str | None:
-    found = backend.refusal(node)
-    return None if found is None else found.reason
+    refusal = backend.refusal(node)
+    return None if refusal is None else refusal.reason

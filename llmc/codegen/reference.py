@@ -88,10 +88,10 @@ def carried_graph(graph: ModelGraph, program: Program, recipes: Sequence[SlotRec
             stored[recipe_key(recipe)] = WeightOf(slot.name, slot.dtype)
     weights: dict[str, WeightOf] = {}
     for node in graph.weight_nodes():
-        found, dtype = stored.get(recipe_key(graph.weights[node.name])), DTYPE_NAMES.get(node.meta["val"].dtype)
-        if found is None or dtype is None:
+        entry, dtype = stored.get(recipe_key(graph.weights[node.name])), DTYPE_NAMES.get(node.meta["val"].dtype)
+        if entry is None or dtype is None:
             return None
-        weights[node.name] = replace(found, dtype=dtype)
+        weights[node.name] = replace(entry, dtype=dtype)
     try:
         return serialize_graph(graph, weights, memory_text(program))
     except LoweringError:

@@ -25,8 +25,8 @@ def shared_slots(outer: Sequence[StageBuild], inner: Sequence[StageBuild]) -> di
     return {
         slot.name: theirs.name
         for slot, recipe in zip(inner[0].program.weights, inner[0].recipes, strict=True)
-        for theirs, same in held.get(_about(slot, recipe), ())[:1]
-        if _is_same(recipe, same)
+        for theirs, held_recipe in held.get(_about(slot, recipe), ())[:1]
+        if _is_same(recipe, held_recipe)
     }
 
 
@@ -54,14 +54,14 @@ def with_shared_tables(draft: ModelGraph, target: ModelGraph, source: WeightSour
     """The captured graph of a draft with the target's recipes of its embeddings and of its output matrix where its
     checkpoint holds copies of them. target: as it was captured."""
     tables = _tables(target, target.info.vocab_size)
-    found: dict[str, Recipe] = {}
+    shared: dict[str, Recipe] = {}
     for name, (shape, recipe) in _tables(draft, target.info.vocab_size).items():
         if recipe.name.startswith(PREFIX):
             own = evaluate(recipe, source)
             for their_shape, theirs in tables.values():
                 if shape == their_shape and theirs.dtype == recipe.dtype and torch.equal(own, evaluate(theirs, source)):
-                    found[name] = theirs
-    return replace(draft, weights=draft.weights | found)
+                    shared[name] = theirs
+    return replace(draft, weights=draft.weights | shared)
 
 
 def _tables(graph: ModelGraph, rows: int) -> dict[str, tuple[tuple[int, ...], Stored]]:

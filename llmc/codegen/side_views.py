@@ -25,16 +25,19 @@ class SideViews:
 
     @staticmethod
     def of(graph: ModelGraph, views: Views, output: View, edges: nx.DiGraph) -> "SideViews":
-        """edges: from computing nodes to those that read their results."""
-        found = {name: _view(name, node, views) for name, node in graph.sides().items()}
-        if not found:
+        """Find the views of a graph's side outputs, and what each of them needs.
+
+        edges: from computing nodes to those that read their results.
+        """
+        sides = {name: _view(name, node, views) for name, node in graph.sides().items()}
+        if not sides:
             return SideViews({}, {})
         always = _needed([output.value.node, *(node for node in edges if written_arguments(node))], edges)
         needed_by: dict[fx.Node, frozenset[str]] = {}
-        for name, view in found.items():
+        for name, view in sides.items():
             for node in _needed([view.value.node], edges) - always:
                 needed_by[node] = needed_by.get(node, frozenset()) | {name}
-        return SideViews(found, needed_by)
+        return SideViews(sides, needed_by)
 
     def of_nodes(self, nodes: Iterable[fx.Node]) -> tuple[str, ...]:
         """The side outputs for which only these nodes run; none if they are needed anyway."""
@@ -52,5 +55,5 @@ def _view(name: str, node: fx.Node, views: Views) -> View:
 
 
 def _needed(nodes: Iterable[fx.Node], edges: nx.DiGraph) -> set[fx.Node]:
-    found = set(nodes)
-    return found.union(*(nx.ancestors(edges, node) for node in found if node in edges))
+    needed = set(nodes)
+    return needed.union(*(nx.ancestors(edges, node) for node in needed if node in edges))

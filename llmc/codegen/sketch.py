@@ -78,22 +78,22 @@ class SketchBackend:
         return KernelCall(name, LOOP, {f"p{index}": pointer for index, pointer in enumerate(pointers)})
 
     def _operands(self, node: fx.Node, call: Call) -> dict[str, Argument]:
-        found: dict[str, Argument] = {}
+        arguments: dict[str, Argument] = {}
         for name, argument in arguments_of(node).items():
             if not isinstance(argument, fx.Node):
                 continue
             part = call.within(name)
             if part is not None:
-                found |= self._part(name, argument, part)
+                arguments |= self._part(name, argument, part)
             elif name in _CACHES:
-                found[name] = call.cache(name)
+                arguments[name] = call.cache(name)
             elif argument.name in self._weights and argument.meta["val"].dim() > 1:
-                found[name] = call.weight(name, Layout.ROWS)
+                arguments[name] = call.weight(name, Layout.ROWS)
             else:
                 operand = call.vector(name) if argument.op == "placeholder" else call.rows(name)
                 assert operand is not None
-                found[name] = operand
-        return found
+                arguments[name] = operand
+        return arguments
 
     def _part(self, name: str, node: fx.Node, call: Call) -> dict[str, Argument]:
         """The arguments of a product's kernel in place of a claimed one: codes, or the original x."""

@@ -36,13 +36,13 @@ def stage_builds(
     with ExitStack() as started:
         lowered: list[tuple[LoweredEngine, Builder, EngineWriter]] = []
         with stages("lower"):
-            for number, each in enumerate(stage_graphs(graph) if kind.has_stages else (graph,)):
+            for number, stage_graph in enumerate(stage_graphs(graph) if kind.has_stages else (graph,)):
                 builder = started.enter_context(kind.builder(options)) if number else first
                 place = writer.below(stage_folder(number)) if number else writer
-                lowered.append((builder.lower(each), builder, place))
-        found = []
+                lowered.append((builder.lower(stage_graph), builder, place))
+        builds = []
         for engine, builder, place in lowered:
             program = builder.compile(place, stages)
             place.write_text(PROGRAM_NAME, program_to_json(program))
-            found.append(StageBuild(program, engine.recipes, builder, place))
-        yield found
+            builds.append(StageBuild(program, engine.recipes, builder, place))
+        yield builds

@@ -24,7 +24,7 @@ _STACK = torch.ops.aten.stack.default
 def find_stand_ins(graph: ModelGraph, sides: SideViews) -> dict[fx.Node, fx.Node]:
     """Map each product to the stacked product whose first rows equal it and which is computed for side outputs only."""
     products = graph.graph.find_nodes(op="call_function", target=_LM_HEAD)
-    found: dict[fx.Node, fx.Node] = {}
+    stand_ins: dict[fx.Node, fx.Node] = {}
     for stacked in products:
         first = _first_of_stack(x_of(stacked))
         if first is None or stacked not in sides.needed_by:
@@ -32,8 +32,8 @@ def find_stand_ins(graph: ModelGraph, sides: SideViews) -> dict[fx.Node, fx.Node
         for other in products:
             is_alike = x_of(other) is first and _but_x(other) == _but_x(stacked)
             if is_alike and other not in sides.needed_by:
-                found[other] = stacked
-    return found
+                stand_ins[other] = stacked
+    return stand_ins
 
 
 def _first_of_stack(x: fx.Node) -> fx.Node | None:
@@ -45,8 +45,8 @@ def _first_of_stack(x: fx.Node) -> fx.Node | None:
 
 def _but_x(product: fx.Node) -> dict[str, Any]:
     """The inputs of a product except x, with the form in which x arrives."""
-    given = {name: value for name, value in arguments_of(product).items() if name != "x"}
+    rest = {name: value for name, value in arguments_of(product).items() if name != "x"}
     arrival = unrounded_parts(product).get("x")
     if arrival is None:
-        return given
-    return given | {"arrival": {n: v for n, v in arguments_of(arrival).items() if n != "x"} | {"op": arrival.target}}
+        return rest
+    return rest | {"arrival": {n: v for n, v in arguments_of(arrival).items() if n != "x"} | {"op": arrival.target}}

@@ -26,13 +26,13 @@ S = TypeVar("S", bound=Storage)
 
 
 def storage_of(table: Mapping[Any, S], call: Call) -> S:
-    """The row for a product or lookup that is not refused."""
+    """Return the row for a product or lookup that was not refused."""
     stored = call.within("weight")
     return table[None if stored is None else stored.op]
 
 
 def storage_for(table: Mapping[Any, S], product: fx.Node, target: str) -> S | Refusal:
-    """The row for a product or lookup, or that the target has no kernel for its weight and its x together."""
+    """Return the row for a product or lookup, or a refusal if the target has no kernel for its weight and x."""
     parts = unrounded_parts(product)
     stored, arrived = parts.get("weight"), parts.get("x")
     storage = table.get(None if stored is None else stored.target)
@@ -40,6 +40,6 @@ def storage_for(table: Mapping[Any, S], product: fx.Node, target: str) -> S | Re
     if storage is None:
         return Refusal(f"no kernel for {target} reads {weights}", product)
     if arrived is not None and arrived.target not in storage.arrivals:
-        x = f"what {op_name(arrived.target)} yields"
-        return Refusal(f"no kernel for {target} multiplies {x} and {weights}", product)
+        x = f"the result of {op_name(arrived.target)}"
+        return Refusal(f"no kernel for {target} multiplies {x} by {weights}", product)
     return storage

@@ -114,7 +114,7 @@ def check_adapters(options: BuildOptions) -> None:
             at=f"enable_lora, tensor_parallel_size={options.tensor_parallel_size}",
             fix="build for one rank, or merge one adapter into the weights: lora=NAME=DIRECTORY",
         )
-    if any(method in each for each in options.quantize for method in ("awq", "smoothquant")):
+    if any(method in text for text in options.quantize for method in ("awq", "smoothquant")):
         raise OptionError(
             "AWQ and SmoothQuant scale the channels that adapters read",
             at=f"enable_lora, quantize={','.join(options.quantize)}",

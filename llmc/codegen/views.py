@@ -104,8 +104,8 @@ def row_count(shape: tuple[Dim, ...]) -> RowCount:
 
 def views_of(node: fx.Node, views: Views) -> tuple[View, ...]:
     """The views of a node's results, or of a claimed node's inputs; empty for a node without a value."""
-    found = views.get(node, ())
-    return (found,) if isinstance(found, View) else found
+    entry = views.get(node, ())
+    return (entry,) if isinstance(entry, View) else entry
 
 
 def view_of(node: fx.Node, views: Views) -> View:
@@ -277,8 +277,8 @@ def _meta_tensor(value: Value) -> Tensor:
 
 
 def _same_memory(a: Tensor, b: Tensor) -> bool:
-    same: bool = a.untyped_storage()._cdata == b.untyped_storage()._cdata
-    return same
+    is_same: bool = a.untyped_storage()._cdata == b.untyped_storage()._cdata
+    return is_same
 
 
 def _shown(dims: tuple[Dim, ...]) -> str:

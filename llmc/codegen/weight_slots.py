@@ -130,10 +130,10 @@ class WeightSlots:
         return slots
 
     def _code_rows(self, codes: fx.Node, format: str) -> WeightSlot:
-        given, layout = codes.meta["val"], code_rows_layout(format)
+        fake, layout = codes.meta["val"], code_rows_layout(format)
         if CODE_FORMATS[format].is_blocked:
-            return self._blocked_slot({"codes": codes}, layout, format, given.shape)
-        return self._slot(codes, layout, given.dtype if layout is Layout.CODE_ROWS else torch.uint8)
+            return self._blocked_slot({"codes": codes}, layout, format, fake.shape)
+        return self._slot(codes, layout, fake.dtype if layout is Layout.CODE_ROWS else torch.uint8)
 
     def _blocked_slot(
         self, parts: Mapping[str, fx.Node], layout: Layout, format: str, shape: Sequence[int]
@@ -159,8 +159,8 @@ class WeightSlots:
         return self._slots[key][0]
 
     def _name(self, weight: fx.Node, layout: Layout) -> str:
-        taken = {slot.name for slot, _ in self._slots.values()}
-        return weight.name if weight.name not in taken else f"{weight.name}.{layout.value}"
+        names = {slot.name for slot, _ in self._slots.values()}
+        return weight.name if weight.name not in names else f"{weight.name}.{layout.value}"
 
     def _key(self, weight: fx.Node) -> Hashable:
         return recipe_key(self._graph.weights[weight.name])

@@ -27,7 +27,10 @@ class Allowed:
 
 
 def allowed_difference(manifest: Manifest, own: Comparison | None) -> Allowed:
-    """own: Hugging Face in the engine's dtype against itself in fp32; None if that was not asked."""
+    """Return the difference that an engine may have from Hugging Face, and the reason for it.
+
+    own: Hugging Face in the engine's dtype against itself in fp32; None if that was not measured.
+    """
     lossy, dtype = lossy_budget(manifest), manifest.model.dtype
     because = "" if lossy is None else f"; {lossy[0]} may cost {lossy[1]:g}"
     more = 0.0 if lossy is None else lossy[1]
@@ -40,11 +43,11 @@ def allowed_difference(manifest: Manifest, own: Comparison | None) -> Allowed:
 
 def lossy_budget(manifest: Manifest) -> tuple[str, float] | None:
     """The pass that rounds on purpose and may cost most of those that changed the engine, with its budget."""
-    known = {each.name: each for each in default()}
+    known = {pass_.name: pass_ for pass_ in default()}
     usual = BUDGETS[Numerics.LOSSY, NAMED_DTYPES[manifest.model.dtype]]
-    found = [
+    budgets = [
         (record.name, getattr(known[record.name], "budget", None) or usual)
         for record in manifest.passes
         if record.rewrites and record.name in known and known[record.name].numerics is Numerics.LOSSY
     ]
-    return max(found, key=lambda each: each[1], default=None)
+    return max(budgets, key=lambda named: named[1], default=None)

@@ -83,10 +83,10 @@ class Outline:
 
     def spans(self) -> tuple[tuple[str, int, int], ...]:
         """Return each pass that rewrote anything, with its first and last number."""
-        found: dict[str, tuple[int, int]] = {}
+        ranges: dict[str, tuple[int, int]] = {}
         for name, record in self.rewrites:
-            found[name] = (found.get(name, (record.number, 0))[0], record.number)
-        return tuple((name, first, last) for name, (first, last) in found.items())
+            ranges[name] = (ranges.get(name, (record.number, 0))[0], record.number)
+        return tuple((name, first, last) for name, (first, last) in ranges.items())
 
     def lossy(self, dtype: torch.dtype) -> tuple[tuple[int, float], ...]:
         """The first rewrite of each lossy pass, with its error budget."""
@@ -136,8 +136,8 @@ def outline(pipeline: Pipeline) -> Outline:
         )
     except PassError as caught:
         error = caught
-    made = {r.number: r for record in done for r in record.rewrites}
-    whole = tuple((name, made.get(record.number, record)) for name, record in rewrites)
+    by_number = {r.number: r for record in done for r in record.rewrites}
+    whole = tuple((name, by_number.get(record.number, record)) for name, record in rewrites)
     running = [p.name for p in passes if p.name not in options.disable_passes]
     failed = running[len(done)] if error is not None and len(done) < len(running) else None
     if failed is not None and any(name == failed for name, _ in rewrites):
@@ -210,8 +210,8 @@ def with_made_nodes(culprit: Culprit, graph: ModelGraph) -> Culprit:
     if culprit.rewrite is None or culprit.rewrite.made:
         return culprit
     title = f"#{culprit.rewrite.number} {culprit.pass_name}"
-    made = tuple(n.name for n in graph.graph.nodes if n.meta.get("rewrite") == title)
-    return replace(culprit, rewrite=replace(culprit.rewrite, made=made))
+    names = tuple(n.name for n in graph.graph.nodes if n.meta.get("rewrite") == title)
+    return replace(culprit, rewrite=replace(culprit.rewrite, made=names))
 
 
 def _search(cuts: list[int], holds: Callable[[int], bool]) -> tuple[int, int]:

@@ -32,13 +32,13 @@ class PassChecker:
         if not record.rewrites:
             return
         logits = self._run(record, graph)
-        found, allowed = difference(logits, self._logits), budget(record, graph.info.dtype)
-        self.differences[record.name] = found.relative
+        change, allowed = difference(logits, self._logits), budget(record, graph.info.dtype)
+        self.differences[record.name] = change.relative
         self._logits = logits
-        if not found.within(allowed):
+        if not change.within(allowed):
             numbers = f"rewrites #{record.rewrites[0].number} to #{record.rewrites[-1].number}"
             raise PassError(
-                f"pass {record.name} changes the logits by {found.relative:.1e} of their spread, "
+                f"pass {record.name} changes the logits by {change.relative:.1e} of their spread, "
                 f"{record.numerics} allows {allowed:.0e}",
                 at=numbers,
                 fix=f"build with disable_passes=({record.name!r},), and report the model; "

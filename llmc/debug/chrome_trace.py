@@ -20,22 +20,22 @@ def chrome_trace(profile: Profile, launches: Sequence[Launch]) -> dict[str, Any]
     for number, step in enumerate(profile.steps, 1):
         events.append({"ph": "M", "pid": number, "tid": _THREAD, "name": "process_name", "args": {"name": step.name}})
         events.append({"ph": "M", "pid": number, "tid": _THREAD, "name": "thread_name", "args": {"name": "launches"}})
-        starts = [_nanoseconds(each.start) for each in step.launches]
-        for each, start, end in zip(step.launches, starts, [*starts[1:], None], strict=True):
-            origin, duration = launches[each.launch].origin, _nanoseconds(each.seconds)
+        starts = [_nanoseconds(launch.start) for launch in step.launches]
+        for timing, start, end in zip(step.launches, starts, [*starts[1:], None], strict=True):
+            origin, duration = launches[timing.launch].origin, _nanoseconds(timing.seconds)
             events.append(
                 {
                     "ph": "X",
                     "pid": number,
                     "tid": _THREAD,
-                    "name": each.kernel,
+                    "name": timing.kernel,
                     "cat": "launch",
                     "ts": start / 1e3,
                     "dur": (duration if end is None else max(0, min(duration, end - start))) / 1e3,
                     "args": {
-                        "launch": each.launch,
-                        "median µs": each.seconds * 1e6,
-                        "predicted µs": each.predicted * 1e6,
+                        "launch": timing.launch,
+                        "median µs": timing.seconds * 1e6,
+                        "predicted µs": timing.predicted * 1e6,
                         "nodes": ", ".join(origin.nodes),
                         "rewrite": origin.rewrite,
                         "source": origin.source,

@@ -36,20 +36,20 @@ class Comparison:
 
     @property
     def relative_in_the_middle(self) -> float:
-        """The same of the token in the middle."""
+        """The median token's largest difference over the spread."""
         return self.middle_difference / self.spread
 
 
 def compare(engine: LogitFunction, reference: LogitFunction, sequences: Sequence[Sequence[int]]) -> Comparison:
     """Run both over each sequence (at least two tokens each) and gather the differences, one sequence in memory."""
-    (found,) = compare_each([engine], reference, sequences)
-    return found
+    (comparison,) = compare_each([engine], reference, sequences)
+    return comparison
 
 
 def compare_each(
     models: Sequence[LogitFunction], reference: LogitFunction, sequences: Sequence[Sequence[int]]
 ) -> list[Comparison]:
-    """The same of each model, with one run of the reference for all of them."""
+    """Compare each model with the reference, which runs once per sequence for all of them; see `compare`."""
     gathered = [_Differences() for _ in models]
     for tokens in sequences:
         theirs = reference(tokens).astype(np.float64)

@@ -49,10 +49,10 @@ class LogitCheck:
             logits = self.runner.logits(cut_graph(self.pipeline, number))
         except LlmcError as error:
             return Outcome(False, error.problem)
-        found = difference(logits, self.reference)
-        figures = f"relative difference {found.relative:.1e}, top-1 {found.top1:.1%}"
+        change = difference(logits, self.reference)
+        figures = f"relative difference {change.relative:.1e}, top-1 {change.top1:.1%}"
         allowed = max([self.tolerance, *(budget for first, budget in self.lossy if number >= first)])
-        return Outcome(found.within(allowed), figures)
+        return Outcome(change.within(allowed), figures)
 
 
 @dataclass(frozen=True)

@@ -53,8 +53,8 @@ def difference(logits: Tensor, reference: Tensor) -> Difference:
     if logits is reference:
         return Difference(0.0, 0.0, float(reference.std()), 1.0)
     delta = (logits - reference).abs()
-    same = (logits.argmax(-1) == reference.argmax(-1)).float().mean()
-    return Difference(float(delta.max()), float(delta.mean()), float(reference.std()), float(same))
+    agreement = (logits.argmax(-1) == reference.argmax(-1)).float().mean()
+    return Difference(float(delta.max()), float(delta.mean()), float(reference.std()), float(agreement))
 
 
 def budget(record: PassRecord, dtype: torch.dtype) -> float:

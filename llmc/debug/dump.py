@@ -52,7 +52,7 @@ def dumped(captured: ModelGraph, *observers: Observer) -> Observer:
     dumps: tuple[Observer, ...] = () if directory is None else (GraphDump(directory, captured),)
 
     def observe(record: PassRecord, graph: ModelGraph) -> None:
-        for each in (*observers, *dumps):
-            each(record, graph)
+        for observer in (*observers, *dumps):
+            observer(record, graph)
 
     return observe

@@ -18,7 +18,7 @@ from llmc.runtime.loading import load
 
 @dataclass(frozen=True)
 class Change:
-    """One thing that differs. section: what kind of thing. None: the engine has nothing of this kind."""
+    """A difference of two engines. section: its heading. first, second: the values; None if an engine has none."""
 
     section: str
     name: str

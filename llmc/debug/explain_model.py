@@ -28,9 +28,17 @@ def explain_model(
     progress: Callable[[str], None] = lambda doing: None,
     tokens: TokenDefault = DEFAULT_TOKENS,
 ) -> Explanation:
-    """Run the passes on a captured model and watch. A pass that fails ends it, and is the explanation's error.
+    """Run the passes on a captured model, and return their rewrites, refusals, coverage and placements.
 
-    progress: told what passes that take long are doing. tokens: how the target rounds tokens by default.
+    Args:
+        captured: The model at stage captured.
+        passes: The passes, in order.
+        options: The options of the build.
+        progress: Called with a phrase when a slow pass begins a part of its work.
+        tokens: The target's default rounding of tokens.
+
+    Returns:
+        The explanation. If a pass fails, it ends there, and its `error` is the pass's.
     """
     records: list[PassRecord] = []
     observer = CoverageObserver({p.name for p in built_in()}, options)
@@ -43,7 +51,7 @@ def explain_model(
     try:
         result = run_pipeline(captured.graph, passes, options, observe, data, essential=essential())
         if options.tensor_parallel_size > 1 or options.pipeline_parallel_size > 1:
-            stages = stage_ranks([sketch(each, options) for each in stage_graphs(result.graph)])
+            stages = stage_ranks([sketch(graph, options) for graph in stage_graphs(result.graph)])
             plan = hf_plan(captured.graph.info.family)
             ranks = RankExplanation(placed.placements or Placements(), stages, plan)
     except LlmcError as caught:

@@ -22,8 +22,8 @@ def function_source(name: str, region: Region, inputs: Mapping[str, Any]) -> str
     for node in region.inputs():
         key, value = region.key(node), inputs[region.key(node)]
         if isinstance(value, OnRanks):
-            each = ", ".join(f"inputs[{rank_name(key, rank)!r}].clone()" for rank in range(len(value.values)))
-            text = f"OnRanks(({each},))"
+            clones = ", ".join(f"inputs[{rank_name(key, rank)!r}].clone()" for rank in range(len(value.values)))
+            text = f"OnRanks(({clones},))"
         else:
             text = f"inputs[{key!r}].clone()" if isinstance(value, Tensor) else repr(value)
         lines.append(f"    {node.name} = {text}")

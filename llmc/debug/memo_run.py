@@ -96,7 +96,7 @@ class MemoRun:
         """The values of all nodes in each step. Raises PassError if a node fails to run."""
         steps = sequence_inputs(graph, self.tokens, chunk_sizes=self.chunks(graph), block_size=self.block_size)
         kept: dict[str, _Call] = {}
-        found: list[StepValues] = []
+        of_steps: list[StepValues] = []
         carried: dict[str, Value] = {}
         caches = {n.name for n in graph.inputs() if n.name.startswith(("kv_cache_", "state_"))}
         try:
@@ -104,12 +104,12 @@ class MemoRun:
                 before = {name: value_of(tensor) for name, tensor in inputs.items() if name not in carried} | carried
                 after = self._run(graph, before, kept)
                 carried = {name: after[name] for name in caches}
-                found.append(StepValues(before, after))
+                of_steps.append(StepValues(before, after))
         finally:
             self._memo = kept
             # Entries of an older graph may hold tensors that are no longer needed.
             self._known_recipes, self._recipe_keys = self._recipe_keys, {}
-        return found
+        return of_steps
 
     def _run(self, graph: ModelGraph, inputs: dict[str, Value], kept: dict[str, _Call]) -> dict[str, Value]:
         values: dict[fx.Node, Value] = {}
@@ -121,7 +121,7 @@ class MemoRun:
                     values[node] = inputs[node.name] if recipe is None else self._weight(recipe, graph.ranks)
                     constant |= set() if recipe is None else {node}
                 elif node.op == "call_function" and node.all_input_nodes and constant.issuperset(node.all_input_nodes):
-                    operands = {each: values[each] for each in node.all_input_nodes}
+                    operands = {operand: values[operand] for operand in node.all_input_nodes}
                     values[node] = Value(call_key(node, values), partial(_compute_constant, node, operands))
                     constant.add(node)
                 elif node.op == "call_function":
@@ -150,7 +150,7 @@ def default_chunks(count: int) -> tuple[int, ...]:
 
 
 def value_of(content: Any) -> Value:
-    """A value with the key of its content."""
+    """Wrap a value with a key: equal contents have equal keys."""
     return Value(_key(content), lambda: content)
 
 
@@ -170,10 +170,10 @@ def call_key(node: fx.Node, values: dict[fx.Node, Value]) -> str:
 
 
 def _make(node: fx.Node, values: dict[fx.Node, Value]) -> _Call:
-    given: Any = fx.node.map_arg((node.args, node.kwargs), lambda n: values[n].get())
+    arguments: Any = fx.node.map_arg((node.args, node.kwargs), lambda n: values[n].get())
     written = written_arguments(node)
-    args = tuple(copied(a) if i in written else a for i, a in enumerate(given[0]))
-    return _Call(value_of(_call(node, args, given[1])), {i: value_of(args[i]) for i in written})
+    args = tuple(copied(a) if i in written else a for i, a in enumerate(arguments[0]))
+    return _Call(value_of(_call(node, args, arguments[1])), {i: value_of(args[i]) for i in written})
 
 
 def _compute_constant(node: fx.Node, operands: dict[fx.Node, Value]) -> Any:

@@ -38,17 +38,17 @@ class OnnxOracle:
             self._session = onnxruntime.InferenceSession(
                 str(Path(directory, MODEL_NAME)), options, providers=["CPUExecutionProvider"]
             )
-        self._inputs = {each.name for each in self._session.get_inputs()}
-        self._outputs = [each.name for each in self._session.get_outputs()]
+        self._inputs = {input_.name for input_ in self._session.get_inputs()}
+        self._outputs = [output.name for output in self._session.get_outputs()]
 
     def logits(self, token_ids: Sequence[int], *, chunk_sizes: Sequence[int] = (), block_size: int = 16) -> Tensor:
         """[tokens, vocabulary], fp32. chunk_sizes: of the steps that a graph with caches takes; by default one."""
         chunks = uncut_sizes(self._graph, chunk_sizes or (len(token_ids),))
-        found, caches = [], dict[str, Any]()
+        parts, caches = [], dict[str, Any]()
         for step in sequence_inputs(self._graph, token_ids, chunk_sizes=chunks, block_size=block_size):
             arrays = {name: value.numpy() for name, value in step.items() if name in self._inputs}
             results = dict(zip(self._outputs, self._session.run(None, arrays | caches), strict=True))
             caches = {n.removesuffix(WRITTEN): v for n, v in results.items() if n.endswith(WRITTEN)}
-            found.append(torch.from_numpy(results[LOGITS]))
-        logits = torch.cat(found, dim=found[0].dim() - 2)
+            parts.append(torch.from_numpy(results[LOGITS]))
+        logits = torch.cat(parts, dim=parts[0].dim() - 2)
         return logits if logits.dim() == 2 else logits[0]

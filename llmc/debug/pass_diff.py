@@ -67,7 +67,7 @@ class ModelDifference:
     @property
     def first_over(self) -> PassDifference | None:
         """The first pass that did more than it declared."""
-        return next((each for each in self.passes if each.is_over), None)
+        return next((pass_ for pass_ in self.passes if pass_.is_over), None)
 
 
 def diff_passes(
@@ -105,7 +105,7 @@ def diff_passes(
 
 def pass_range(passes: Sequence[Pass], first: str | None, last: str | None) -> frozenset[str]:
     """The names of the passes from `first` to `last`, both included; None is the beginning or the end."""
-    names = [each.name for each in passes]
+    names = [pass_.name for pass_ in passes]
     for name in (first, last):
         if name is not None and name not in names:
             raise OptionError(
@@ -164,7 +164,7 @@ class _Watcher:
             return
         self._progress(record.name)
         self._measure(graph)
-        known = {each.number: each for each in record.rewrites}
+        known = {rewrite.number: rewrite for rewrite in record.rewrites}
         rewrites = tuple(replace(d, rewrite=known[d.rewrite.number]) for d in self._rewrites if self._by_rewrite)
         whole = None if self._error else difference(self._latest, self._before_pass)
         since = None if self._error else difference(self._latest, self._captured)

@@ -184,7 +184,7 @@ class Profiler:
                 )
             )
         seconds = self._typical(whole)
-        predicted = sum(each.predicted for each in launches)
+        predicted = sum(launch.predicted for launch in launches)
         spread = (max(whole) - min(whole)) / seconds
         return StepProfile(prepared.name, shape, repeats, seconds, spread, predicted, rates, tuple(launches))
 

@@ -56,21 +56,21 @@ def changed_region(before: ModelGraph, after: ModelGraph, runner: MemoRun, sourc
     Values are those of the graph before, in its last step.
     """
     old, new = ({n.name: n for n in g.graph.nodes if n.op != "output"} for g in (before, after))
-    both = [name for name in old if name in new]
-    changed = [name for name in both if _signature(old[name], before, runner) != _signature(new[name], after, runner)]
+    shared = [name for name in old if name in new]
+    changed = [name for name in shared if _signature(old[name], before, runner) != _signature(new[name], after, runner)]
     gone = [n for name, n in old.items() if name not in new]
-    made = [n for name, n in new.items() if name not in old]
-    readers = {n.name for n in (*_memory_readers(gone), *_memory_readers(made))}
+    added = [n for name, n in new.items() if name not in old]
+    readers = {n.name for n in (*_memory_readers(gone), *_memory_readers(added))}
     renewed = frozenset(name for name in changed if old[name].op == "placeholder")
     readers |= {u.name for name in renewed for u in old[name].users}
-    shown = [name for name in both if (name in changed or name in readers) and name not in renewed]
+    shown = [name for name in shared if (name in changed or name in readers) and name not in renewed]
     ends = [g.logits() for g in (before, after)]
     # A write gives no tensor that could be compared.
     pairs = [(name, old[name], new[name]) for name in shown if isinstance(old[name].meta.get("val"), Tensor)]
     if ends[0].name != ends[1].name or not pairs:
         pairs.append(("logits", ends[0], ends[1]))
     region = _region(before, [*gone, *(old[name] for name in shown)], [(name, node) for name, node, _ in pairs])
-    other = _region(after, [*made, *(new[name] for name in shown)], [(name, node) for name, _, node in pairs], renewed)
+    other = _region(after, [*added, *(new[name] for name in shown)], [(name, node) for name, _, node in pairs], renewed)
     return ChangedRegion(region, other, _values(before, after, [region, other], runner, source))
 
 
@@ -84,10 +84,10 @@ def run_region(region: Region, inputs: dict[str, Any]) -> dict[str, Tensor]:
     }
     with torch.inference_mode():
         for node in region.nodes:
-            given: Any = fx.node.map_arg((node.args, node.kwargs), lambda n: values[n])
+            arguments: Any = fx.node.map_arg((node.args, node.kwargs), lambda n: values[n])
             target: Any = torch.ops.aten.reshape.default if node.target is torch.ops.aten.view.default else node.target
             try:
-                values[node] = call(target, *given)
+                values[node] = call(target, *arguments)
             except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError) as error:
                 raise PassError(f"node {node.name} does not run: {error}", at=node.format_node()) from error
     return {name: values[node] for name, node in region.outputs if not isinstance(values[node], OnRanks)}
@@ -131,16 +131,16 @@ def _values(
         for index in written_arguments(node)
         if isinstance(argument := node.args[index], fx.Node)
     }
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for region in regions:
         for node in region.inputs():
-            if region.key(node) in found:
+            if region.key(node) in values:
                 continue
             if node.name in region.renewed:
-                found[region.key(node)] = _renewed(node, after, runner, source)
+                values[region.key(node)] = _renewed(node, after, runner, source)
             else:
-                found[node.name] = _value(node, after, step, node.name in written, runner, source)
-    return found
+                values[node.name] = _value(node, after, step, node.name in written, runner, source)
+    return values
 
 
 def _renewed(node: fx.Node, after: ModelGraph, runner: MemoRun, source: WeightSource) -> Any:

@@ -129,9 +129,9 @@ def write_reproduction(
         script.chmod(script.stat().st_mode | stat.S_IXUSR)
         data = to_json(culprit) | {"local": None if local is None else to_json(local), "local_error": error}
         (directory / "culprit.json").write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-        found = Reproduction(directory, local, error)
-        (directory / "README.md").write_text(_readme(culprit, found, piece is not None), encoding="utf-8")
-        return found
+        reproduction = Reproduction(directory, local, error)
+        (directory / "README.md").write_text(_readme(culprit, reproduction, piece is not None), encoding="utf-8")
+        return reproduction
     except OSError as failure:
         raise storage_error(failure, directory) from None
 
@@ -158,17 +158,17 @@ def _saved(piece: ChangedRegion) -> Iterator[tuple[str, Tensor]]:
     """The tensors that go in, by name; of each rank where they differ."""
     for name, value in piece.inputs.items():
         if isinstance(value, OnRanks):
-            yield from ((rank_name(name, rank), each.contiguous().clone()) for rank, each in enumerate(value.values))
+            yield from ((rank_name(name, rank), shard.contiguous().clone()) for rank, shard in enumerate(value.values))
         elif isinstance(value, Tensor):
             yield name, value.contiguous().clone()
 
 
 def _local(piece: ChangedRegion) -> Difference:
-    wanted, found = run_region(piece.before, piece.inputs), run_region(piece.after, piece.inputs)
-    each = [difference(_rows(found[name]), _rows(wanted[name])) for name in wanted if name in found]
-    if not each:
+    wanted, actual = run_region(piece.before, piece.inputs), run_region(piece.after, piece.inputs)
+    differences = [difference(_rows(actual[name]), _rows(wanted[name])) for name in wanted if name in actual]
+    if not differences:
         raise PassError("each rank has only a part of every output")
-    return max(each, key=lambda d: d.relative if d.relative == d.relative else float("inf"))
+    return max(differences, key=lambda d: d.relative if d.relative == d.relative else float("inf"))
 
 
 def _rows(value: Tensor) -> Tensor:

@@ -49,8 +49,8 @@ def stage_opinions(pipeline: Pipeline, tokens: Sequence[int]) -> Iterator[StageO
 def opinion(graph: ModelGraph, source: WeightSource, tokens: Sequence[int], block_size: int) -> Difference:
     """The difference between onnxruntime's logits and the graph's own, over the same steps."""
     steps = default_chunks(len(tokens)) if graph.caches else (len(tokens),)
-    here = run_tokens(graph, source, tokens, chunk_sizes=steps, block_size=block_size)
-    return difference(OnnxOracle(graph, source).logits(tokens, chunk_sizes=steps, block_size=block_size), here)
+    ours = run_tokens(graph, source, tokens, chunk_sizes=steps, block_size=block_size)
+    return difference(OnnxOracle(graph, source).logits(tokens, chunk_sizes=steps, block_size=block_size), ours)
 
 
 @dataclass(frozen=True)
@@ -65,8 +65,8 @@ class OpinionCheck:
         """Run the graph after that many rewrites in llmc and in onnxruntime. A graph that cannot be exported fails."""
         source, block_size = self.pipeline.captured.source, self.pipeline.options.block_size
         try:
-            found = opinion(cut_graph(self.pipeline, number), source, self.runner.tokens, block_size)
+            change = opinion(cut_graph(self.pipeline, number), source, self.runner.tokens, block_size)
         except LlmcError as error:
             return Outcome(False, error.problem)
-        figures = f"onnxruntime differs by {found.relative:.1e}, top-1 {found.top1:.1%}"
-        return Outcome(found.within(self.tolerance), figures)
+        figures = f"onnxruntime differs by {change.relative:.1e}, top-1 {change.top1:.1%}"
+        return Outcome(change.within(self.tolerance), figures)

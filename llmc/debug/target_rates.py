@@ -14,7 +14,7 @@ def target_rates(target: Target, program: Program, threads: int) -> Rates | None
     """
     if target.compiled:
         return gpu_rates(target.compiled[0])
-    here = cpu_target_here(target.name)
-    if here is None:
+    cpu = cpu_target_here(target.name)
+    if cpu is None:
         return None
-    return measured_rates(here, threads, program).of_a_rank(program.ranks, threads)
+    return measured_rates(cpu, threads, program).of_a_rank(program.ranks, threads)

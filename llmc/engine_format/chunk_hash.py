@@ -51,15 +51,15 @@ class ChunkHasher:
 
         Use all of them before `pieces` is called again; different chunks' in any order or at once.
         """
-        found = []
+        digested = []
         while data:
             filled = self._bytes % CHUNK_BYTES
             if not filled:
                 self._chunks.append(ChunkDigest())
             piece, data = data[: CHUNK_BYTES - filled], data[CHUNK_BYTES - filled :]
-            found.append((self._chunks[-1], piece))
+            digested.append((self._chunks[-1], piece))
             self._bytes += len(piece)
-        return found
+        return digested
 
     def record(self) -> FileRecord:
         """Size and digests of all bytes; no more may be added afterwards."""
@@ -76,10 +76,10 @@ def check_sha256(content: memoryview, record: FileRecord, at: Path) -> None:
 def check_chunk(kind: HashKind, content: memoryview, index: int, digest: str, at: Path) -> None:
     """Raise EngineFormatError if a chunk of a file's content has another hash than `digest`."""
     begin = index * CHUNK_BYTES
-    found = _HASHES[kind](content[begin : begin + CHUNK_BYTES]).hexdigest()
-    if found != digest:
+    actual = _HASHES[kind](content[begin : begin + CHUNK_BYTES]).hexdigest()
+    if actual != digest:
         raise EngineFormatError(
-            f"the file is corrupt: bytes from {begin} on have {kind} {found[:16]}…, the manifest says {digest[:16]}…",
+            f"the file is corrupt: bytes from {begin} on have {kind} {actual[:16]}…, the manifest says {digest[:16]}…",
             at=at,
             fix="copy the engine again, or rebuild it: llmc build MODEL -o ENGINE",
         )

@@ -22,7 +22,7 @@ def kept_binaries(program: Program, engine: Path) -> dict[str, DeviceBinary]:
         EngineFormatError: the engine was built by an llmc that keeps no PTX.
         TargetError: its kernels are for GPUs that have none.
     """
-    found: dict[str, DeviceBinary] = {}
+    binaries: dict[str, DeviceBinary] = {}
     for kernel in program.launched_kernels():
         kept = [binary for binary in kernel.binaries.values() if binary.assembly is not None]
         if not kept and any(not arch.startswith("sm_") for arch in kernel.binaries):
@@ -37,8 +37,8 @@ def kept_binaries(program: Program, engine: Path) -> dict[str, DeviceBinary]:
                 at=engine,
                 fix="rebuild it: llmc build MODEL --target TARGET -o OUT",
             )
-        found[kernel.name] = kept[0]
-    return found
+        binaries[kernel.name] = kept[0]
+    return binaries
 
 
 def read_ptx(files: EngineFiles, name: str) -> str:

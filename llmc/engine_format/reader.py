@@ -74,8 +74,11 @@ class EngineDirectory:
         return replace(
             self,
             program=self.program.with_one_table(),
-            programs=tuple(replace(each, program=each.program.with_one_table()) for each in self.programs),
-            stages=tuple(replace(each, program=each.program.with_one_table()) for each in self.stages),
+            programs=tuple(
+                replace(target_program, program=target_program.program.with_one_table())
+                for target_program in self.programs
+            ),
+            stages=tuple(replace(stage, program=stage.program.with_one_table()) for stage in self.stages),
         )
 
     @property
@@ -174,7 +177,7 @@ def stage_folder(stage: int) -> str:
 
 def _further_stages(files: EngineFiles, manifest: Manifest, first: Program) -> list[StageProgram]:
     """The stages after the first, each of which continues where the one before ends."""
-    found: list[StageProgram] = []
+    further: list[StageProgram] = []
     before = first
     for number in range(1, first.layout.pipeline):
         folder = stage_folder(number)
@@ -186,9 +189,9 @@ def _further_stages(files: EngineFiles, manifest: Manifest, first: Program) -> l
                 at=files.path / folder / PROGRAM_NAME,
                 fix=REBUILD,
             )
-        found.append(StageProgram(program, _executable(files, manifest, folder)))
+        further.append(StageProgram(program, _executable(files, manifest, folder)))
         before = program
-    return found
+    return further
 
 
 def read_quantization(files: EngineFiles) -> tuple[QuantizedWeight, ...]:
@@ -245,13 +248,13 @@ def read_programs(files: EngineFiles, manifest: Manifest) -> tuple[TargetProgram
     """The program, or one for each GPU that the engine was built for; they have the same weights."""
     names = manifest.target.name.split(",")
     places = [PROGRAM_NAME, *(f"{PROGRAMS}/{name}.json" for name in names[1:])]
-    found = [TargetProgram(name, at, _program(files, manifest, at)) for name, at in zip(names, places, strict=True)]
-    for other in found[1:]:
-        if other.program.weights != found[0].program.weights:
+    programs = [TargetProgram(name, at, _program(files, manifest, at)) for name, at in zip(names, places, strict=True)]
+    for other in programs[1:]:
+        if other.program.weights != programs[0].program.weights:
             raise EngineFormatError(
                 f"{other.file} has other weights than {PROGRAM_NAME}", at=files.path / other.file, fix=REBUILD
             )
-    return tuple(found)
+    return tuple(programs)
 
 
 def _program(files: EngineFiles, manifest: Manifest, name: str) -> Program:
@@ -276,7 +279,7 @@ def _program(files: EngineFiles, manifest: Manifest, name: str) -> Program:
 
 
 def of_rank(engine: EngineDirectory, rank: int) -> EngineDirectory:
-    """The same engine as a rank runs it: with the program of its stage, and its own weights."""
+    """The part of an engine that a rank runs: the program of its stage, and the rank's weights."""
     stage = engine.stages[engine.program.layout.stage_of(rank)]
     tensors = find_weights(engine.files, stage.program, rank)
     return replace(engine, program=stage.program, executable=stage.executable, tensors=tensors)

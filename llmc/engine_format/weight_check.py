@@ -29,7 +29,7 @@ class WeightCheck:
         work += [partial(_read, files, name) for name in files.records if not is_weights(name)]
         # One core is left to the start, as far as there are several.
         self._pool = _pool(usable_processors() - 1)
-        self._parts = [self._pool.submit(each) for each in work]
+        self._parts = [self._pool.submit(task) for task in work]
         self._pool.shutdown(wait=False)
 
     def wait(self) -> None:

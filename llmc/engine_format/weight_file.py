@@ -79,10 +79,10 @@ def read_header(file: memoryview, path: Path) -> dict[str, StoredTensor]:
 def check_slot(slot: WeightSlot, stored: StoredTensor) -> None:
     """Raise EngineFormatError if the stored tensor is not what the program expects in that slot."""
     expected = (slot.dtype, _stored_shape(slot), slot.nbytes)
-    found = (stored.dtype, stored.shape, stored.end - stored.begin)
-    if expected != found or stored.begin % ALIGNMENT:
+    actual = (stored.dtype, stored.shape, stored.end - stored.begin)
+    if expected != actual or stored.begin % ALIGNMENT:
         raise EngineFormatError(
-            f"weight {slot.name!r} is {found[0]} {list(found[1])} in {found[2]} bytes at {stored.begin}, "
+            f"weight {slot.name!r} is {actual[0]} {list(actual[1])} in {actual[2]} bytes at {stored.begin}, "
             f"the program expects {expected[0]} {list(expected[1])} in {expected[2]} bytes",
             at=stored.path,
             fix=REBUILD,
@@ -92,7 +92,7 @@ def check_slot(slot: WeightSlot, stored: StoredTensor) -> None:
 def runs_of_tensors(tensors: Iterable[StoredTensor]) -> list[list[StoredTensor]]:
     """The tensors in groups that lie side by side in a file, each in order."""
     runs: list[list[StoredTensor]] = []
-    for stored in sorted(set(tensors), key=lambda each: (each.path, each.begin)):
+    for stored in sorted(set(tensors), key=lambda tensor: (tensor.path, tensor.begin)):
         last = runs[-1][-1] if runs else None
         if last is None or last.path != stored.path or stored.begin >= last.end + ALIGNMENT:
             runs.append([])

@@ -228,8 +228,8 @@ class _HashedFile:
         try:
             self._write_pages(data)
         finally:
-            for each in hashing:
-                each.result()
+            for future in hashing:
+                future.result()
 
     def _write_pages(self, data: memoryview) -> None:
         if self._waiting or len(data) < HUGE_PAGE_BYTES:

@@ -83,9 +83,9 @@ def _built_with(manifest: Manifest, name: str) -> Any:
 
 def _schemes(engine: Path, manifest: Manifest) -> list[str]:
     """The schemes that were requested or came with the checkpoint, by descending number of weights."""
-    asked = [scheme for scheme in manifest.options.get("quantize") or () if scheme != "none"]
-    if asked:
-        return asked
+    schemes = [scheme for scheme in manifest.options.get("quantize") or () if scheme != "none"]
+    if schemes:
+        return schemes
     counts = Counter(weight.scheme for weight in read_quantization(engine_files(engine)))
     return [scheme for scheme, _ in counts.most_common()]
 

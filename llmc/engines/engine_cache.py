@@ -107,9 +107,9 @@ def _model_files(model: Path) -> dict[str, Path]:
     folder = model.parent if model.is_file() else model
     around = folder.parent if folder.name == _ONNX_FOLDER else folder / _ONNX_FOLDER
     places = [("", folder), ("around/", around)]
-    found = {start + p.name: p for start, each in places if each.is_dir() for p in sorted(each.iterdir())}
+    beside = {start + p.name: p for start, place in places if place.is_dir() for p in sorted(place.iterdir())}
     chosen = {"chosen": model} if model.is_file() else {}
-    return {name: p for name, p in (found | chosen).items() if p.is_file()}
+    return {name: p for name, p in (beside | chosen).items() if p.is_file()}
 
 
 def _digests(path: Path) -> dict[str, str]:
@@ -125,9 +125,9 @@ def _remembered_digest(file: Path) -> str:
     identity = f"{file.resolve()}\n{status.st_size}\n{status.st_mtime_ns}\n{status.st_ino}\n{status.st_dev}"
     name = sha256(identity.encode()).hexdigest()
     memos = open_cache(CacheKind.DIGESTS)
-    found = memos.read_text(name)
-    if found is not None and len(found) == 64:
-        return found
+    remembered = memos.read_text(name)
+    if remembered is not None and len(remembered) == 64:
+        return remembered
     with file.open("rb") as data:
         digest = hashlib.file_digest(data, "sha256").hexdigest()
     with suppress(OSError):  # A full disk costs reading the file again.

@@ -56,7 +56,10 @@ class HubAnswers:
     _longest: int = 0
 
     def check_headers(self, method: str, asked: str, status: int, headers: Mapping[str, str]) -> None:
-        """method, asked: the question, and the URL it was first put to. headers: by names of any case."""
+        """Check an answer's headers, and raise the error of an answer that does not fit its question.
+
+        method: of the request. asked: the URL before redirects. headers: by names in any case.
+        """
         commit = headers.get("X-Repo-Commit")
         if commit is not None and COMMIT.fullmatch(commit) is None:
             self._refuse(asked, f"names the commit {_shown(commit)}, which is not 40 hexadecimal digits")
@@ -77,7 +80,7 @@ class HubAnswers:
         return max(self._longest, MOST_DESCRIPTION) if self._longest else None
 
     def check_body(self, asked: str, body: Callable[[], bytes], encoding: str | None) -> None:
-        """body: reads it; called only where the answer describes the model. encoding: how it is compressed."""
+        """Check an answer's body, if the answer describes the model. body: reads it. encoding: its compression."""
         question = _question(asked)
         if question is None or not question["about"]:
             return
@@ -101,8 +104,8 @@ class HubAnswers:
             self._refuse(asked, f"is {_shown(described)}, not a JSON object that describes the model")
         commit = described.get("sha")
         if not isinstance(commit, str) or COMMIT.fullmatch(commit) is None:
-            told = "no commit" if commit is None else f"the commit {_shown(commit)}"
-            self._refuse(asked, f"names {told} (`sha`), where 40 hexadecimal digits are needed")
+            named = "no commit" if commit is None else f"the commit {_shown(commit)}"
+            self._refuse(asked, f"names {named} (`sha`), where 40 hexadecimal digits are needed")
         self.commit = commit
 
     def _check_listing(self, asked: str, entries: Any) -> None:
@@ -142,9 +145,9 @@ class HubAnswers:
         self._check_kinds(asked, name, folders)
 
     def _check_kinds(self, asked: str, name: str, folders: set[str]) -> None:
-        both = {name, *folders} & self._folders & self._sizes.keys()
-        if both:
-            self._refuse(asked, f"lists {min(both)} as a file and as a directory")
+        clashes = {name, *folders} & self._folders & self._sizes.keys()
+        if clashes:
+            self._refuse(asked, f"lists {min(clashes)} as a file and as a directory")
 
     def _size(self, asked: str, name: str, size: object) -> int:
         if type(size) is not int or _SIZE.fullmatch(str(size)) is None:

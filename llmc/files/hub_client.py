@@ -52,13 +52,13 @@ def _prepare(request: Any) -> None:
 
 def _check(answers: HubAnswers, response: Any) -> None:
     request = response.request
-    asked = request.extensions[_ASKED]
-    answers.check_headers(request.method, asked, response.status_code, response.headers)
-    longest = answers.longest_body(asked)
+    url = request.extensions[_ASKED]
+    answers.check_headers(request.method, url, response.status_code, response.headers)
+    longest = answers.longest_body(url)
     if longest is not None:
-        response.stream = _bounded(answers, asked, response, longest)
+        response.stream = _bounded(answers, url, response, longest)
     if request.method == "GET" and response.status_code == 200:
-        answers.check_body(asked, response.read, response.headers.get("Content-Encoding"))
+        answers.check_body(url, response.read, response.headers.get("Content-Encoding"))
 
 
 def _bounded(answers: HubAnswers, asked: str, response: Any, longest: int) -> Any:

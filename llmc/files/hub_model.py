@@ -73,15 +73,15 @@ def fetched_model(model: str | PathLike[str], weights: Sequence[HubFiles]) -> Pa
 
 def hub_name(text: str) -> HubName | None:
     """Return the hub name of a text; None if it is not one, such as a path without exactly one slash."""
-    found = _NAME.fullmatch(text)
-    return None if found is None else HubName(found["repository"], found["revision"], found["type"])
+    match = _NAME.fullmatch(text)
+    return None if match is None else HubName(match["repository"], match["revision"], match["type"])
 
 
 def repository_of(directory: Path) -> str | None:
     """`org/name` of a snapshot in the hub's cache, which is called after its commit; None for any other directory."""
     place = directory.resolve()
-    found = _SNAPSHOTS.fullmatch("/".join(place.parts[-3:-1]))
-    return None if found is None else found["repository"].replace("--", "/")
+    match = _SNAPSHOTS.fullmatch("/".join(place.parts[-3:-1]))
+    return None if match is None else match["repository"].replace("--", "/")
 
 
 def model_name(directory: Path) -> str:
@@ -104,21 +104,21 @@ _SHARD = re.compile(r"-\d{5}-of-\d{5}$")
 def _gguf_file(name: HubName, type: str) -> Path:
     """The file whose name ends in the type, whatever its case, or the first of those that it is split into."""
     spellings = dict.fromkeys((type, type.lower(), type.upper()))
-    ends = [end for each in spellings for end in (f"{each}.gguf", f"{each}-?????-of-?????.gguf")]
+    ends = [end for spelling in spellings for end in (f"{spelling}.gguf", f"{spelling}-?????-of-?????.gguf")]
     snapshot = _fetched(name, HubFiles(tuple(start + end for end in ends for start in ("", "*[-._/]"))))
-    found: dict[str, Path] = {}
+    by_name: dict[str, Path] = {}
     for file in sorted(snapshot.rglob("*.gguf")):
         whole = _SHARD.sub("", file.stem)
         if re.fullmatch(rf"(.*[-._])?{re.escape(type)}", whole, re.IGNORECASE):
-            found.setdefault(whole, file)
-    if len(found) == 1:
-        return next(iter(found.values()))
+            by_name.setdefault(whole, file)
+    if len(by_name) == 1:
+        return next(iter(by_name.values()))
     raise CheckpointError(
-        f"{name.repository} has {'no GGUF file' if not found else 'several GGUF files'} of the type {type}"
-        + (f": {', '.join(found)}" if found else ""),
+        f"{name.repository} has {'no GGUF file' if not by_name else 'several GGUF files'} of the type {type}"
+        + (f": {', '.join(by_name)}" if by_name else ""),
         at=name.repository,
         fix=f"see what there is: https://huggingface.co/{name.repository}/tree/{name.revision or 'main'}"
-        + ("; a longer suffix of the name selects one" if found else ""),
+        + ("; a longer suffix of the name selects one" if by_name else ""),
     )
 
 
@@ -130,10 +130,10 @@ def _fetched(name: HubName, files: HubFiles) -> Path:
     from llmc.files.hub_client import checked_client
 
     place = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=name.repository, repo_type="model")
-    given = name.revision if name.revision and COMMIT.fullmatch(name.revision) else None
+    commit = name.revision if name.revision and COMMIT.fullmatch(name.revision) else None
     try:
-        with checked_client(HubAnswers(name.repository, place, partial(_is_wanted, files), given)):
-            found = snapshot_download(
+        with checked_client(HubAnswers(name.repository, place, partial(_is_wanted, files), commit)):
+            directory = snapshot_download(
                 name.repository,
                 revision=name.revision,
                 allow_patterns=list(files.patterns),
@@ -148,12 +148,12 @@ def _fetched(name: HubName, files: HubFiles) -> Path:
             raise storage_error(error, place, content=content, elsewhere="set HF_HOME to a directory") from None
         problem, fix = _reason(error, name)
         raise CheckpointError(f"{name.repository} {problem}", at=name.repository, fix=fix) from None
-    return Path(found)
+    return Path(directory)
 
 
 def _is_wanted(files: HubFiles, name: str) -> bool:
-    is_named = any(fnmatch(name, each) for each in files.patterns)
-    return is_named and not any(fnmatch(name, each) for each in files.left_out)
+    is_named = any(fnmatch(name, pattern) for pattern in files.patterns)
+    return is_named and not any(fnmatch(name, pattern) for pattern in files.left_out)
 
 
 def _reason(error: Exception, name: HubName) -> tuple[str, str]:

@@ -105,10 +105,10 @@ def _scalar(kind: type, value: Any) -> Any:
 def _parsed(parse: _Decoder, value: Any) -> Any:
     _expect(isinstance(value, str), "a text", value)
     try:
-        found = parse(value)
+        parsed = parse(value)
     except ValueError as error:
         raise _MismatchError(str(error)) from None
-    return found
+    return parsed
 
 
 def _member(by_value: dict[Any, enum.Enum], value: Any) -> enum.Enum:
@@ -136,9 +136,9 @@ def _union_decoder(kinds: tuple[Any, ...]) -> _Decoder:
             return only(value)
         if type(value) is str:
             for parse in parsers:
-                found = _parsed(parse, value)
-                if found is not None:
-                    return found
+                parsed = _parsed(parse, value)
+                if parsed is not None:
+                    return parsed
         _expect(type(value) in scalars, " or ".join(_SCALARS[kind] for kind in scalars), value)
         return value
 
@@ -147,14 +147,14 @@ def _union_decoder(kinds: tuple[Any, ...]) -> _Decoder:
 
 def _list(item: _Decoder, value: Any) -> tuple[Any, ...]:
     _expect(isinstance(value, list), "a list", value)
-    found: list[Any] = []
+    items: list[Any] = []
     try:
-        for each in value:
-            found.append(item(each))
+        for element in value:
+            items.append(item(element))
     except _MismatchError as error:
-        error.path.append(f"[{len(found)}]")
+        error.path.append(f"[{len(items)}]")
         raise
-    return tuple(found)
+    return tuple(items)
 
 
 def _object(item: _Decoder, value: Any) -> dict[str, Any]:
@@ -176,22 +176,22 @@ def _fields_decoder(kind: type) -> _Decoder:
         unknown, missing = sorted(value.keys() - known.keys()), sorted(known.keys() - value.keys() - optional)
         if unknown or missing:
             raise _MismatchError(f"unknown field {unknown[0]!r}" if unknown else f"the field {missing[0]!r} is missing")
-        given = known if len(value) == len(known) else {name: known[name] for name in value}
-        return kind(**_items(value, given))
+        present = known if len(value) == len(known) else {name: known[name] for name in value}
+        return kind(**_items(value, present))
 
     return decode
 
 
 def _items(value: dict[str, Any], decoders: dict[str, _Decoder]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    decoded: dict[str, Any] = {}
     name = ""
     try:
         for name, decode in decoders.items():
-            found[name] = decode(value[name])
+            decoded[name] = decode(value[name])
     except _MismatchError as error:
         error.path.append(f".{name}")
         raise
-    return found
+    return decoded
 
 
 def _expect(condition: bool, wanted: str, value: Any) -> None:

@@ -58,14 +58,14 @@ class Pruning:
 
     def keeps_layer(self, modules: Collection[str]) -> bool:
         """Whether a layer of these weights has to stay: rules leave every one of them alone."""
-        found = [self.rule_for([module]) for module in modules]
-        return bool(found) and all(rule is not None and rule.scheme is None for rule in found)
+        rules = [self.rule_for([module]) for module in modules]
+        return bool(rules) and all(rule is not None and rule.scheme is None for rule in rules)
 
 
 def parse_pruning(items: Iterable[str]) -> Pruning:
     """Items as in `("channels=0.125", "heads=0.25", "layers=2", "values=0.5", "*.layers.0.*=none")`. Raises
     OptionError."""
-    found, seen = Pruning(), set[str]()
+    pruning, seen = Pruning(), set[str]()
     for item in items:
         name, text = split_rule(item)
         if not name:
@@ -78,26 +78,26 @@ def parse_pruning(items: Iterable[str]) -> Pruning:
             raise OptionError(f"{name} is given twice", at=f"prune={item}", fix="leave one of them out")
         seen.add(name)
         if name == LAYERS:
-            found = replace(found, layers=_count(item, text, "layers", 2))
+            pruning = replace(pruning, layers=_count(item, text, "layers", 2))
         elif name == VALUE_RANK:
-            found = replace(found, value_rank=_count(item, text, "channels", 64))
+            pruning = replace(pruning, value_rank=_count(item, text, "channels", 64))
         elif name == VALUES:
-            found = replace(found, values=_ratio(item, text))
+            pruning = replace(pruning, values=_ratio(item, text))
         elif name == "channels":
-            found = replace(found, channels=_ratio(item, text))
+            pruning = replace(pruning, channels=_ratio(item, text))
         elif name == "heads":
-            found = replace(found, heads=_ratio(item, text))
+            pruning = replace(pruning, heads=_ratio(item, text))
         else:
             _check_name(item, name)
             ratio = None if text == _NOTHING else _ratio(item, text)
-            found = replace(found, rules=(*found.rules, Rule(name, ratio)))
-    if found.values and found.value_rank:
+            pruning = replace(pruning, rules=(*pruning.rules, Rule(name, ratio)))
+    if pruning.values and pruning.value_rank:
         raise OptionError(
-            f"values={found.values:g} and value_rank={found.value_rank} both say how many value channels stay",
+            f"values={pruning.values:g} and value_rank={pruning.value_rank} both say how many value channels stay",
             at="prune",
             fix="leave one of them out",
         )
-    return found
+    return pruning
 
 
 def _check_name(item: str, name: str) -> None:

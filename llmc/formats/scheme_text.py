@@ -30,17 +30,17 @@ def parse_scheme(text: str) -> Scheme | None:
             fix=f"{did_you_mean(name.lower(), SCHEMES)}known: {', '.join(SCHEMES)}, auto:BITS and none",
         )
     scheme = replace(scheme, name=text)
-    given: dict[str, str] = {}
+    by_kind: dict[str, str] = {}
     for word in words:
         scheme = _with_option(scheme, name, word)
         kind = _kind(word)
-        if kind in given:
+        if kind in by_kind:
             raise OptionError(
-                f"{given[kind]} and {word} are two options for the same thing",
+                f"{by_kind[kind]} and {word} are two options for the same thing",
                 at=f"quantize={text}",
-                fix=f"leave out {given[kind]}, or {word}",
+                fix=f"leave out {by_kind[kind]}, or {word}",
             )
-        given[kind] = word
+        by_kind[kind] = word
     if scheme.is_static and scheme.token_group is not None:
         raise OptionError(
             "a static scale is shared by all channels of all tokens",
@@ -89,11 +89,11 @@ def _kind(word: str) -> str:
     if names_run(key):
         return "columns that share a float"
     pairs = (("sym", "asym"), ("static", "dynamic"), (_TOKEN_GROUP, _WHOLE_TOKENS, _PLAIN_TOKENS))
-    return next((each[0] for each in (*pairs, ("actorder", "noactorder")) if key in each), key)
+    return next((pair[0] for pair in (*pairs, ("actorder", "noactorder")) if key in pair), key)
 
 
 def _options(scheme: Scheme) -> tuple[str, ...]:
-    options = tuple(each for g in scheme.codes.granularities for each in (_GROUPS if g == "group" else (g,)))
+    options = tuple(word for g in scheme.codes.granularities for word in (_GROUPS if g == "group" else (g,)))
     options += (f"s256 (or another multiple of {RUN_UNIT})",) if scheme.codes.steps is not None else ()
     options += ("sym", "asym") if scheme.codes.integers is not None and not scheme.codes.is_blocked else ()
     options += ("static", "dynamic") if scheme.activation != "none" else ()

@@ -199,7 +199,7 @@ Quantization = BudgetedSchemes[Scheme, Budget]
 
 
 def on_target(quantization: Quantization, tokens: TokenDefault) -> Quantization:
-    """The same schemes with the target's default for tokens where they name none; see Scheme.on_target."""
+    """Give schemes without a rounding of tokens the target's default; see Scheme.on_target."""
     default = quantization.default and quantization.default.on_target(tokens)
     rules = (replace(rule, scheme=rule.scheme and rule.scheme.on_target(tokens)) for rule in quantization.rules)
     return replace(quantization, default=default, rules=tuple(rules))

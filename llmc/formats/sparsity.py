@@ -90,25 +90,25 @@ def parse_sparse_scheme(text: str) -> SparseScheme | None:
 
 
 def _method(text: str, name: str) -> Method:
-    found = next((each for each in METHODS if each == name), None)
-    if found is None:
+    method = next((candidate for candidate in METHODS if candidate == name), None)
+    if method is None:
         raise OptionError(
             f"unknown way to choose zeros {name!r}",
             at=f"sparsity={text}",
             fix=f"{did_you_mean(name, METHODS)}known: {', '.join(METHODS)} and none, as in {METHODS[0]}:0.5",
         )
-    return found
+    return method
 
 
 def _pattern(text: str, words: list[str]) -> tuple[int, int]:
-    found = next((pattern for pattern in PATTERNS if [str(n) for n in pattern] == words), None)
-    if found is None:
+    chosen = next((pattern for pattern in PATTERNS if [str(n) for n in pattern] == words), None)
+    if chosen is None:
         raise OptionError(
             f"{':'.join(words)} is not a pattern of zeros that llmc supports",
             at=f"sparsity={text}",
             fix=f"patterns: {', '.join(f'{kept}:{of}' for kept, of in PATTERNS)}; or a ratio, such as 0.5",
         )
-    return found
+    return chosen
 
 
 def _ratio(text: str, words: list[str], instead: str) -> float:

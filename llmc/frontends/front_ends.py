@@ -44,8 +44,8 @@ OF_OBJECTS: tuple[Row, ...] = (
 def front_ends(rows: Sequence[Row]) -> Iterator[FrontEnd[Any]]:
     """The records in order, each imported at its first use."""
     for row in rows:
-        found: FrontEnd[Any] = getattr(import_module(row.module), row.name)
-        yield found
+        front_end: FrontEnd[Any] = getattr(import_module(row.module), row.name)
+        yield front_end
 
 
 def hub_files() -> tuple[HubFiles, ...]:

@@ -23,9 +23,9 @@ def open_model(model: Model | OpenedModel[Any]) -> OpenedModel[Any]:
     """
     if isinstance(model, OpenedModel):
         return model
-    given = _fetched(model, weights=True) if isinstance(model, str | PathLike) else model
-    front_end = _front_end(given)
-    return OpenedModel(front_end, front_end.place(given) if isinstance(given, Path) else given)
+    source = _fetched(model, weights=True) if isinstance(model, str | PathLike) else model
+    front_end = _front_end(source)
+    return OpenedModel(front_end, front_end.place(source) if isinstance(source, Path) else source)
 
 
 def local_model(model: str | PathLike[str], *, weights: bool = True) -> Path:
@@ -49,10 +49,10 @@ def _fetched(model: str | PathLike[str], *, weights: bool) -> Path:
 
 def _front_end(given: object) -> FrontEnd[Any]:
     rows = OF_PATHS if isinstance(given, Path) else OF_OBJECTS
-    found = next((each for each in front_ends(rows) if each.recognises(given)), None)
-    if found is None:
+    front_end = next((candidate for candidate in front_ends(rows) if candidate.recognises(given)), None)
+    if front_end is None:
         raise CaptureError(
             f"cannot compile a {type(given).__name__}",
             fix="pass a model directory, a transformers model, an nn.Module or an ExportedProgram",
         )
-    return found
+    return front_end

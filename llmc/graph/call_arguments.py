@@ -26,9 +26,9 @@ def put_in_order(node: fx.Node) -> None:
     """
     if not node.kwargs or not isinstance(node.target, OpOverload) or node.target.namespace != "llmc":
         return
-    given = call_arguments(node)
-    last = max(i for i, name in enumerate(given) if i < len(node.args) or name in node.kwargs)
-    node.args = tuple(given.values())[: last + 1]
+    arguments = call_arguments(node)
+    last = max(i for i, name in enumerate(arguments) if i < len(node.args) or name in node.kwargs)
+    node.args = tuple(arguments.values())[: last + 1]
     node.kwargs = {}
 
 

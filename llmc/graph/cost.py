@@ -123,19 +123,19 @@ def _shares(
 ) -> list[sympy.Expr]:
     """The fraction that each member reads of a tensor, or of a weight stored in it. Members that read all are left
     out."""
-    found: list[sympy.Expr] = []
+    shares: list[sympy.Expr] = []
     for user in (u for u in tensor.users if u in members):
         record = record_of(user)
         if record is None:
             continue
         arguments = call_arguments(user)
         if record.table is not None and arguments[record.table] is tensor:
-            found.append(_numel(user.meta["val"].shape, symbols) / _numel(tensor.meta["val"].shape, symbols))
+            shares.append(_numel(user.meta["val"].shape, symbols) / _numel(tensor.meta["val"].shape, symbols))
         elif record.share is not None and arguments["weight"] is tensor:
-            found.append(record.share(op_call(user, symbols)))
+            shares.append(record.share(op_call(user, symbols)))
         elif record.part is Part.STORAGE and any(arguments[name] is tensor for name in record.rows):
-            found += _shares(user, members, symbols)
-    return found
+            shares += _shares(user, members, symbols)
+    return shares
 
 
 def _code_bits(user: fx.Node, codes: fx.Node) -> int:
@@ -171,9 +171,9 @@ def _flops(node: fx.Node, symbols: Mapping[sympy.Symbol, sympy.Symbol]) -> sympy
 
 
 def _nodes(argument: Any) -> tuple[fx.Node, ...]:
-    found: list[fx.Node] = []
-    fx.map_arg(argument, found.append)
-    return tuple(found)
+    nodes: list[fx.Node] = []
+    fx.map_arg(argument, nodes.append)
+    return tuple(nodes)
 
 
 def _name(node: fx.Node) -> str:

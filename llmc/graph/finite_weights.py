@@ -37,11 +37,11 @@ class FiniteWeights:
     def notes(self) -> tuple[str, ...]:
         """Notes for the build: one line for weights that are not finite, one for weights of zeros."""
         not_finite = [
-            f"{name} ({' and '.join(f'{n} {what}' for n, what in ((nan, 'NaN'), (inf, 'Inf')) if n)})"
+            f"{name} ({' and '.join(f'{n} {kind}' for n, kind in ((nan, 'NaN'), (inf, 'Inf')) if n)})"
             for name, (nan, inf) in sorted(self._found.items())
         ]
         held = {"numbers that are not finite": not_finite, "nothing but zeros": sorted(self._zero)}
-        return tuple(_note(names, what) for what, names in held.items() if names)
+        return tuple(_note(names, kind) for kind, names in held.items() if names)
 
 
 def _note(names: Sequence[str], what: str) -> str:

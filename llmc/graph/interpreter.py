@@ -19,7 +19,7 @@ class GraphInterpreter:
         last = {source: node for node in graph.nodes for source in node.all_input_nodes}
         *nodes, self._output = graph.nodes
         # Each node, and those whose last use it is.
-        self._nodes = [(node, [each for each in node.all_input_nodes if last[each] is node]) for node in nodes]
+        self._nodes = [(node, [operand for operand in node.all_input_nodes if last[operand] is node]) for node in nodes]
 
     def outputs(self, inputs: Mapping[str, Tensor | OnRanks]) -> tuple[Tensor, ...]:
         """The graph's results on the first rank, logits first. `inputs` has every placeholder by its name."""
@@ -36,9 +36,9 @@ class GraphInterpreter:
             for node, _ in self._nodes:
                 sources = node.all_input_nodes
                 if any(source in values or source.name == name for source in sources):
-                    given = {source: values.get(source, inputs.get(source.name)) for source in sources}
-                    args: Any = fx.map_arg(node.args, given.__getitem__)
-                    kwargs: Any = fx.map_arg(node.kwargs, given.__getitem__)
+                    arguments = {source: values.get(source, inputs.get(source.name)) for source in sources}
+                    args: Any = fx.map_arg(node.args, arguments.__getitem__)
+                    kwargs: Any = fx.map_arg(node.kwargs, arguments.__getitem__)
                     values[node] = call(node.target, args, kwargs)
 
     def _run(self, inputs: Mapping[str, Tensor | OnRanks], has_ranks: bool) -> Any:
@@ -51,6 +51,6 @@ class GraphInterpreter:
             kwargs: Any = fx.map_arg(node.kwargs, values.__getitem__)
             target: Any = node.target
             values[node] = call(target, args, kwargs) if has_ranks else target(*args, **kwargs)
-            for each in done:
-                del values[each]
+            for operand in done:
+                del values[operand]
         return fx.map_arg(self._output.args[0], values.__getitem__)

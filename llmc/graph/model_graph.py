@@ -115,7 +115,7 @@ class DraftCheckpoint(Protocol):
 
 @dataclass(frozen=True)
 class Adaptable:
-    """A linear layer that adapters may change. name: the tail of its module's (adapters/module_name.py)."""
+    """A linear layer that adapters may change. name: the tail of its module's name (adapters/module_name.py)."""
 
     name: str
     inputs: int

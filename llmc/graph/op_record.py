@@ -158,7 +158,9 @@ def ops_at(stage: Stage) -> frozenset[OpOverload]:
 
 def ops_with(argument: str) -> tuple[OpOverload, ...]:
     """The llmc:: ops that have an argument of this name."""
-    return tuple(each for each in RECORDS if any(given.name == argument for given in each._schema.arguments))
+    return tuple(
+        record for record in RECORDS if any(parameter.name == argument for parameter in record._schema.arguments)
+    )
 
 
 def _value(argument: Any) -> Any:

@@ -39,7 +39,7 @@ def on_ranks(tensors: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor | OnRa
     first, *others = tensors
     if not others:
         return dict(first)
-    return {name: OnRanks(tuple(each[name] for each in tensors)) for name in first}
+    return {name: OnRanks(tuple(shard[name] for shard in tensors)) for name in first}
 
 
 def first_rank(value: Any) -> Any:
@@ -53,20 +53,20 @@ def copied(value: Any) -> Any:
 
 def call(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The op's result; on each rank where an operand differs."""
-    ranks = {len(each.values) for each in tree_leaves((args, kwargs)) if isinstance(each, OnRanks)}
+    ranks = {len(leaf.values) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, OnRanks)}
     if not ranks:
         return target(*args, **kwargs)
     (count,) = ranks
 
     def on_rank(rank: int) -> Any:
-        return tree_map_only(OnRanks, lambda each: each.values[rank], (args, kwargs))
+        return tree_map_only(OnRanks, lambda shards: shards.values[rank], (args, kwargs))
 
-    given = [on_rank(rank) for rank in range(count)]
+    per_rank = [on_rank(rank) for rank in range(count)]
     record = RECORDS.get(target)
     if record is not None and record.across is not None:
-        (_, *shared), named = given[0]
-        return record.across([own[0] for own, _ in given], *shared, **named)
-    results = tuple(target(*own, **named) for own, named in given)
+        (_, *shared), named = per_rank[0]
+        return record.across([own[0] for own, _ in per_rank], *shared, **named)
+    results = tuple(target(*own, **named) for own, named in per_rank)
     if isinstance(results[0], tuple):
         return tuple(map(OnRanks, zip(*results, strict=True)))
     return None if results[0] is None else OnRanks(results)

@@ -52,9 +52,9 @@ def node_token(node: NodeText, computed: Container[str]) -> tuple[str, ...]:
 
 def repeats_of(tokens: Sequence[int], inputs: Sequence[tuple[int, ...]]) -> tuple[Repeat, ...]:
     """`find_repeats` for nodes given as numbers, equal for equal `node_token`, and the indices of their inputs."""
-    found: list[Repeat] = []
-    _search(tokens, inputs, 0, len(tokens), found)
-    return tuple(sorted(found, key=lambda repeat: repeat.start))
+    repeats: list[Repeat] = []
+    _search(tokens, inputs, 0, len(tokens), repeats)
+    return tuple(sorted(repeats, key=lambda repeat: repeat.start))
 
 
 def _search(

@@ -49,8 +49,8 @@ def serialize_graph(graph: ModelGraph, weights: Mapping[str, WeightOf] = Mapping
     lines = [json.dumps(_legal_record(node), ensure_ascii=False) for node in graph.graph.nodes]
     body = ",\n".join(f"  {line}" for line in lines)
     table = f', "weights": {json.dumps(to_json(dict(weights)), ensure_ascii=False)}' if weights else ""
-    given = f', "memory": {json.dumps(memory.splitlines(), ensure_ascii=False)}' if memory else ""
-    return f'{{"version": {GRAPH_VERSION}, "nodes": [\n{body}\n]{table}{given}}}\n'
+    memory_field = f', "memory": {json.dumps(memory.splitlines(), ensure_ascii=False)}' if memory else ""
+    return f'{{"version": {GRAPH_VERSION}, "nodes": [\n{body}\n]{table}{memory_field}}}\n'
 
 
 def deserialize_graph(text: str, at: Path) -> fx.Graph:

@@ -46,7 +46,7 @@ class _Stage:
         whole, is_last = self._whole, self._number == self._whole.pipeline_stages - 1
         ends = whole.returned() if is_last else [node.all_input_nodes[0] for node in _handed(whole, self._number + 1)]
         needed = _needed([*ends, *_writers(whole, self._number)], _handed(whole, self._number))
-        layers = [i for i in range(len(whole.caches)) if any(each.name == f"kv_cache_{i}_k" for each in needed)]
+        layers = [i for i in range(len(whole.caches)) if any(input_.name == f"kv_cache_{i}_k" for input_ in needed)]
         self._copy_placeholders(needed, layers)
         self._take_over()
         for node in whole.graph.nodes:
@@ -117,8 +117,8 @@ class _Stage:
 
 def _handed(graph: ModelGraph, number: int) -> list[fx.Node]:
     """The nodes that hand rows over to a stage."""
-    found: Iterable[fx.Node] = graph.graph.find_nodes(op="call_function", target=_HAND_OVER)
-    return [node for node in found if node.args[1] == number]
+    handovers: Iterable[fx.Node] = graph.graph.find_nodes(op="call_function", target=_HAND_OVER)
+    return [node for node in handovers if node.args[1] == number]
 
 
 def _writers(graph: ModelGraph, number: int) -> list[fx.Node]:
@@ -126,9 +126,9 @@ def _writers(graph: ModelGraph, number: int) -> list[fx.Node]:
     stages: dict[fx.Node, int] = {}
     for node in graph.graph.nodes:
         if node.target is _HAND_OVER:
-            (stages[node],) = (each for each in node.args if isinstance(each, int))
+            (stages[node],) = (argument for argument in node.args if isinstance(argument, int))
         else:
-            stages[node] = max((stages[each] for each in node.all_input_nodes), default=0)
+            stages[node] = max((stages[operand] for operand in node.all_input_nodes), default=0)
     return [n for n, stage in stages.items() if stage == number and n.op == "call_function" and writes_memory(n)]
 
 

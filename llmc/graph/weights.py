@@ -85,11 +85,11 @@ def evaluate(recipe: Recipe, source: WeightSource, rank: int = 0) -> Tensor:
 
 
 def renamed(recipe: Recipe, names: Mapping[str, str]) -> Recipe:
-    """The same of tensors that another source calls otherwise: `names` by those that the recipe has."""
+    """Rename the stored tensors of a recipe. names: another source's name by each name in the recipe."""
     if isinstance(recipe, Stored):
         return replace(recipe, name=names[recipe.name])
     if isinstance(recipe, PerRank):
-        return PerRank(tuple(renamed(each, names) for each in recipe.recipes))
+        return PerRank(tuple(renamed(shard, names) for shard in recipe.recipes))
     if isinstance(recipe, Constant):
         return recipe
 
@@ -106,7 +106,7 @@ def identifier(name: str) -> str:
 
 
 def is_per_rank(recipe: Recipe) -> bool:
-    """Whether ranks have different tensors."""
+    """Whether a recipe gives ranks different tensors."""
     return any(map(is_per_rank, _operands(recipe))) if isinstance(recipe, Derived) else isinstance(recipe, PerRank)
 
 
@@ -117,10 +117,10 @@ def stored_names(recipe: Recipe) -> tuple[str, ...]:
     if isinstance(recipe, Constant):
         return recipe.made_of
     if isinstance(recipe, PerRank):
-        return tuple(dict.fromkeys(name for each in recipe.recipes for name in stored_names(each)))
-    return tuple(name for each in _operands(recipe) for name in stored_names(each))
+        return tuple(dict.fromkeys(name for shard in recipe.recipes for name in stored_names(shard)))
+    return tuple(name for operand in _operands(recipe) for name in stored_names(operand))
 
 
 def _operands(recipe: Derived) -> list[Recipe]:
     """The recipes among its arguments, also inside tuples, in order."""
-    return [each for each in tree_leaves((recipe.args, recipe.kwargs)) if isinstance(each, Recipe)]
+    return [leaf for leaf in tree_leaves((recipe.args, recipe.kwargs)) if isinstance(leaf, Recipe)]

@@ -18,8 +18,11 @@ from llmc.ops.registry import FROM_SERVING, UNTIL_SERVING, op
 def attend_both_ways(
     q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None, softcap: float | None
 ) -> Tensor:
-    """q: [tokens, heads, head_dim]; k, v: [tokens, kv_heads, head_dim] of the same tokens. window: a query sees those
-    nearer than that, on both sides. softcap: scores become softcap·tanh(score / softcap). Returns fp32."""
+    """Attention without a causal mask.
+
+    q: [tokens, heads, head_dim]; k, v: [tokens, kv_heads, head_dim] of the same tokens. window: a query
+    sees the keys nearer than that, on both sides. softcap: scores become softcap·tanh(score / softcap). Returns fp32.
+    """
     group = q.shape[1] // k.shape[1]
     keys, values = (x.float().repeat_interleave(group, dim=1) for x in (k, v))
     scores = torch.einsum("qhd,khd->hqk", q.float(), keys) * scale
@@ -68,8 +71,8 @@ def ragged_attention(
     window: int | None = None,
     softcap: float | None = None,
 ) -> Tensor:
-    """The same of several texts, whose tokens follow each other: those of text r are
-    query_starts[r]:query_starts[r + 1], int32."""
+    """`bidirectional_attention` of several texts, whose tokens are concatenated. query_starts: int32; text r has the
+    tokens query_starts[r]:query_starts[r + 1]."""
     out = q.new_empty((q.shape[0], q.shape[1], v.shape[2]))
     starts = query_starts.tolist()
     for begin, end in pairwise(starts):

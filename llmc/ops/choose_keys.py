@@ -34,8 +34,8 @@ def choose(q: Tensor, k: Tensor, weights: Tensor, first_place: int, count: int) 
 
 
 def _chosen(a: Any) -> Tensor:
-    found: Tensor = a.q.new_empty((a.q.shape[0], a.count), dtype=torch.int32)
-    return found
+    chosen: Tensor = a.q.new_empty((a.q.shape[0], a.count), dtype=torch.int32)
+    return chosen
 
 
 def _flops(call: OpCall) -> sympy.Expr:
@@ -68,8 +68,8 @@ def paged_choose_keys(
     count: int,
     tree_masks: Tensor | None = None,
 ) -> Tensor:
-    """The same of a ragged batch, as in paged_attention. A key is its row of k_cache and then its row of v_cache, both
-    of one head."""
+    """`choose_keys` of a ragged batch, whose arguments are as in paged_attention. A key is its row of k_cache followed
+    by its row of v_cache; both caches have one head."""
     out = q.new_empty((q.shape[0], count), dtype=torch.int32)
     masks = [0] * q.shape[0] if tree_masks is None else tree_masks.tolist()
     for r, length in enumerate(context_lens.tolist()):

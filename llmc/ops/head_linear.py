@@ -23,5 +23,8 @@ def _check(call: OpCall) -> str | None:
     axes="x[h i!] weight[h o! i!] -> [h o!]",
 )
 def head_linear(x: Tensor, weight: Tensor) -> Tensor:
-    """x: [tokens, heads, in]; weight: [heads, out, in]; returns [tokens, heads, out], of sums in fp32, rounded once."""
+    """Multiply each head by its own matrix.
+
+    x: [tokens, heads, in]; weight: [heads, out, in]. Returns [tokens, heads, out]: sums in fp32, rounded once.
+    """
     return torch.einsum("thi,hoi->tho", x.float(), weight.float()).to(x.dtype)

@@ -53,13 +53,13 @@ def last_uses(
     KV head are averaged.
     """
     heads, block_size = k_cache.shape[1:3]
-    found = k_cache.new_zeros((heads, longest), dtype=torch.float32)
+    result = k_cache.new_zeros((heads, longest), dtype=torch.float32)
     if len(compaction):
-        this = Compaction.of(compaction, block_size)
-        q = last_queries(q_first, q_second, this)
-        attention = causal_attention(q, stored_rows(k_cache, this, q.shape[2], cache_format), scale, softcap)
-        before = this.rows - len(q)
-        uses = sums[this.blocks].transpose(0, 1).flatten(1)[:, :before]
-        mean = attention.mean(1).view(heads, -1, this.rows).mean(1)
-        found[:, : this.rows] = block_uses(mean, uses, len(q), block_size)
-    return found.view(1, -1)
+        sequence = Compaction.of(compaction, block_size)
+        q = last_queries(q_first, q_second, sequence)
+        attention = causal_attention(q, stored_rows(k_cache, sequence, q.shape[2], cache_format), scale, softcap)
+        before = sequence.rows - len(q)
+        uses = sums[sequence.blocks].transpose(0, 1).flatten(1)[:, :before]
+        mean = attention.mean(1).view(heads, -1, sequence.rows).mean(1)
+        result[:, : sequence.rows] = block_uses(mean, uses, len(q), block_size)
+    return result.view(1, -1)

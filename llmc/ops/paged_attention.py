@@ -61,7 +61,7 @@ def paged_attention(
         for first, last, rows in spans:
             own, place = slice(first, last), len(rows) - (last - first)
             sink = sinks[own] if sinks is not None and sinks.dim() == 2 else sinks
-            added, seen = (None if each is None else each[own] for each in (bias, chosen))
+            added, seen = (None if tensor is None else tensor[own] for tensor in (bias, chosen))
             options = scale, window, softcap, sink, slopes, chunk, latent, added, seen, pinned
             out[own] = attend(q[own], k[rows], v[rows], place, *options).to(q.dtype)
     return out

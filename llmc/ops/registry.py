@@ -63,7 +63,7 @@ def per_element(count: int) -> Flops:
 
 
 def matrix_product(call: OpCall) -> sympy.Expr:
-    """The flops of each row of x with each of weight's."""
+    """The flops of multiplying each row of x by each row of weight."""
     return 2 * product(call.sizes("x")[:-1]) * product(call.sizes("weight"))
 
 

@@ -12,5 +12,8 @@ from llmc.ops.registry import FROM_CAPTURED, op, per_element
     rows=("x",),
 )
 def select_channels(x: Tensor, order: Tensor) -> Tensor:
-    """x: [tokens, channels]; order: [selected], int32; returns [tokens, selected]."""
+    """Select channels of x in a given order.
+
+    x: [tokens, channels]; order: [selected], int32. Returns [tokens, selected].
+    """
     return x[..., order.long()]

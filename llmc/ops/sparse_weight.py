@@ -98,10 +98,10 @@ def sparse_values(weight: Tensor, count: int) -> Tensor:
 
     Raises ValueError if there are more.
     """
-    found = weight[is_stored(weight)]
-    if len(found) > count:
-        raise ValueError(f"{len(found)} elements are not zero, but {count} were counted")
-    return torch.nn.functional.pad(found, (0, count - len(found)))
+    elements = weight[is_stored(weight)]
+    if len(elements) > count:
+        raise ValueError(f"{len(elements)} elements are not zero, but {count} were counted")
+    return torch.nn.functional.pad(elements, (0, count - len(elements)))
 
 
 @op(fake=like("weight"), stages=IN_NO_GRAPH, flops=per_element(1))

@@ -33,15 +33,15 @@ def sum_attention(
     before the queries'; the rows of the queries have none yet. Query heads of one KV head are averaged.
     """
     heads, block_size = k_cache.shape[1:3]
-    found = k_cache.new_zeros((heads, longest), dtype=torch.float32)
+    scores = k_cache.new_zeros((heads, longest), dtype=torch.float32)
     if len(compaction):
-        this = Compaction.of(compaction, block_size)
-        q = last_queries(q_first, q_second, this)
-        attention = causal_attention(q, stored_rows(k_cache, this, q.shape[2], cache_format), scale, softcap)
-        found[:, : this.rows] = attention.sum(1).view(heads, -1, this.rows).mean(1)
-        before = this.rows - len(this.queries)
-        found[:, :before] += sums[this.blocks].transpose(0, 1).flatten(1)[:, :before]
-    return found.view(1, -1)
+        sequence = Compaction.of(compaction, block_size)
+        q = last_queries(q_first, q_second, sequence)
+        attention = causal_attention(q, stored_rows(k_cache, sequence, q.shape[2], cache_format), scale, softcap)
+        scores[:, : sequence.rows] = attention.sum(1).view(heads, -1, sequence.rows).mean(1)
+        before = sequence.rows - len(sequence.queries)
+        scores[:, :before] += sums[sequence.blocks].transpose(0, 1).flatten(1)[:, :before]
+    return scores.view(1, -1)
 
 
 @op(fake=lambda a: None, stages=FROM_SERVING, flops=per_element(0), writes=("sums",))
@@ -56,8 +56,8 @@ def keep_sums(
     if not len(compaction):
         return
     heads, block_size = sums.shape[1:3]
-    this = Compaction.of(compaction, block_size)
-    best = best_rows(scores.view(heads, -1), this.rows, this.kept, kept_first, kept_last)
+    sequence = Compaction.of(compaction, block_size)
+    best = best_rows(scores.view(heads, -1), sequence.rows, sequence.kept, kept_first, kept_last)
     of_heads = (scores if numbers is None else numbers).view(heads, -1)
-    to = torch.arange(this.kept)
-    sums[this.places[to // block_size], :, to % block_size, 0] = of_heads.gather(1, best).T
+    to = torch.arange(sequence.kept)
+    sums[sequence.places[to // block_size], :, to % block_size, 0] = of_heads.gather(1, best).T

@@ -36,12 +36,12 @@ def turn_rows(
     if not len(compaction):
         return
     heads, block_size = k_cache.shape[1:3]
-    this = Compaction.of(compaction, block_size)
-    shift, kept = this.rows - this.kept, torch.arange(this.kept)
+    sequence = Compaction.of(compaction, block_size)
+    shift, kept = sequence.rows - sequence.kept, torch.arange(sequence.kept)
     rows = torch.where(kept < sinks, kept, kept + shift)
-    sources = this.blocks[rows // block_size] * block_size + rows % block_size
-    slots = this.places[kept // block_size] * block_size + kept % block_size
-    keys = stored_rows(k_cache, this, head_dim, cache_format)[rows[sinks:]].float()
+    sources = sequence.blocks[rows // block_size] * block_size + rows % block_size
+    slots = sequence.places[kept // block_size] * block_size + kept % block_size
+    keys = stored_rows(k_cache, sequence, head_dim, cache_format)[rows[sinks:]].float()
     for cache, part in ((k_cache, "k"), (v_cache, "v")):
         slot = CacheSlot(heads, head_dim, value_dim, DTYPE_NAMES[cache.dtype], cache_format)
         move_slots(cache_views(slot, part, cache.view(torch.uint8), block_size), sources, slots)

@@ -56,7 +56,7 @@ def passes_page(verdicts: Mapping[str, str]) -> str:
     verdicts: of `llmc prove`, by the passes' names.
     """
     numerics = "\n".join(f"- **{name}**: {meaning}" for name, meaning in _NUMERICS.items())
-    order = " → ".join(each.name for _, _, members in _GROUPS for each in members())
+    order = " → ".join(pass_.name for _, _, members in _GROUPS for pass_ in members())
     parts = [_HEAD.format(numerics=numerics), f"In order: {order}\n"]
     for title, summary, members in _GROUPS:
         parts.append(f"## {title}\n\n{summary}\n")
@@ -74,12 +74,12 @@ def section(passes: Sequence[Pass], verdicts: Mapping[str, str]) -> str:
     """Title, summary, before → after, numerics and verdicts of the passes of one file."""
     summary, _, rest = docstring(passes[0]).partition("\n")
     figures = "\n".join(
-        f"- `{each.name}`: {'pattern' if isinstance(each, Rewrite) else 'whole graph'}, "
-        f"numerics **{each.numerics.value}**, leaves stage {each.stage.value if each.stage else 'as it was'}; "
-        f"{verdicts[each.name]}"
-        for each in passes
+        f"- `{pass_.name}`: {'pattern' if isinstance(pass_, Rewrite) else 'whole graph'}, "
+        f"numerics **{pass_.numerics.value}**, leaves stage {pass_.stage.value if pass_.stage else 'as it was'}; "
+        f"{verdicts[pass_.name]}"
+        for pass_ in passes
     )
-    title = ", ".join(each.name for each in passes)
+    title = ", ".join(pass_.name for pass_ in passes)
     return "\n".join(part for part in (f"### {title}\n", f"{summary}\n", _body(rest), f"{figures}\n") if part)
 
 
@@ -97,11 +97,11 @@ def _body(text: str) -> str:
 
 def _paragraphs(block: Sequence[str]) -> list[str]:
     """A line that begins with a name and a colon (Must have:, Numerics:, Source:) begins a paragraph."""
-    found: list[str] = []
+    lines: list[str] = []
     for line in block:
         head, colon, rest = line.partition(":")
         if colon and head in ("Must have", "Numerics", "Source", "Sources"):
-            found += ["", f"*{head}*:{rest}"]
+            lines += ["", f"*{head}*:{rest}"]
         else:
-            found.append(line)
-    return found[1:] if found and not found[0] else found
+            lines.append(line)
+    return lines[1:] if lines and not lines[0] else lines

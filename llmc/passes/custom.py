@@ -23,16 +23,16 @@ def place(passes: Iterable[Pass], added: Sequence[Pass]) -> tuple[Pass, ...]:
     """
     order = list(passes)
     placed: dict[str, str] = {}
-    for each in added:
-        _check_type(each, f"{each!r:.80}", "see docs/custom-passes.md")
+    for pass_ in added:
+        _check_type(pass_, f"{pass_!r:.80}", "see docs/custom-passes.md")
         names = [p.name for p in order]
-        if each.name in names:
+        if pass_.name in names:
             raise OptionError(
-                f"there is a pass {each.name!r} already", at=f"name={each.name!r}", fix="give it a unique name"
+                f"there is a pass {pass_.name!r} already", at=f"name={pass_.name!r}", fix="give it a unique name"
             )
-        order.insert(_index(each, order, names, placed), each)
-        if each.after is not None:
-            placed[each.name] = each.after
+        order.insert(_index(pass_, order, names, placed), pass_)
+        if pass_.after is not None:
+            placed[pass_.name] = pass_.after
     return tuple(order)
 
 
@@ -53,12 +53,12 @@ def _index(graph_pass: Pass, order: list[Pass], names: list[str], placed: dict[s
 
 def installed() -> tuple[Pass, ...]:
     """The passes of installed packages: whatever their entry points of the group `llmc.passes` name, by name."""
-    found: list[Pass] = []
+    passes: list[Pass] = []
     for point in sorted(entry_points(group=ENTRY_POINT_GROUP), key=lambda p: p.name):
         at = f"entry point {point.name} = {point.value}"
         fix = f"repair or uninstall the package {point.dist.name if point.dist else ''}".rstrip()
-        found += _as_passes(_guarded(point.load, at, fix), at)
-    return tuple(found)
+        passes += _as_passes(_guarded(point.load, at, fix), at)
+    return tuple(passes)
 
 
 def load_passes(reference: str) -> tuple[Pass, ...]:
@@ -86,9 +86,9 @@ def load_passes(reference: str) -> tuple[Pass, ...]:
 def _module(name: str, at: str) -> ModuleType:
     if name.endswith(".py"):
         return _module_of_file(Path(name), at)
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.insert(0, here)
+    directory = str(Path.cwd())
+    if directory not in sys.path:
+        sys.path.insert(0, directory)
     fix = "name a module that can be imported, or a .py file"
     module: ModuleType = _guarded(lambda: importlib.import_module(name), at, fix)
     return module
@@ -117,10 +117,10 @@ def _guarded(load: Callable[[], Any], at: str, fix: str) -> Any:
 
 
 def _as_passes(value: Any, at: str) -> tuple[Pass, ...]:
-    found = tuple(value) if isinstance(value, list | tuple) else (value,)
-    for each in found:
-        _check_type(each, at, "name a pass, or a list of passes")
-    return found
+    passes = tuple(value) if isinstance(value, list | tuple) else (value,)
+    for pass_ in passes:
+        _check_type(pass_, at, "name a pass, or a list of passes")
+    return passes
 
 
 def _check_type(value: object, at: str, fix: str) -> None:

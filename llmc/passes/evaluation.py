@@ -24,18 +24,18 @@ def value_at(node: fx.Node, graph: ModelGraph, positions: Tensor) -> Tensor:
     Raises Refused, which names the input or checkpoint tensor that it depends on, or the op that failed.
     """
     values: dict[fx.Node, Any] = {}
-    for each in _inputs_first(node):
-        if isinstance(each.meta["val"], SymInt):
-            values[each] = _size(each, graph, len(positions))
-        elif each.op == "placeholder":
-            values[each] = _placeholder(each, graph, positions)
+    for operand in _inputs_first(node):
+        if isinstance(operand.meta["val"], SymInt):
+            values[operand] = _size(operand, graph, len(positions))
+        elif operand.op == "placeholder":
+            values[operand] = _placeholder(operand, graph, positions)
         else:
-            args, kwargs = map_arg((each.args, each.kwargs), lambda n: values[n])
-            assert callable(each.target)
+            args, kwargs = map_arg((operand.args, operand.kwargs), lambda n: values[n])
+            assert callable(operand.target)
             try:
-                values[each] = each.target(*args, **kwargs)
+                values[operand] = operand.target(*args, **kwargs)
             except (RuntimeError, IndexError, ValueError) as error:
-                raise Refused(f"it cannot be computed for {len(positions)} tokens: {error}", each) from None
+                raise Refused(f"it cannot be computed for {len(positions)} tokens: {error}", operand) from None
     result = values[node]
     if not isinstance(result, Tensor):
         raise Refused(f"it is {result!r}, not a tensor", node)
@@ -46,8 +46,8 @@ def integers_within(node: fx.Node) -> list[int]:
     """The integer constants that a value is computed with."""
     return [
         a
-        for each in _inputs_first(node)
-        for a in (*each.args, *each.kwargs.values())
+        for operand in _inputs_first(node)
+        for a in (*operand.args, *operand.kwargs.values())
         if isinstance(a, int) and not isinstance(a, bool) and a < torch.iinfo(torch.int64).max
     ]
 

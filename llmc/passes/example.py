@@ -48,11 +48,11 @@ class Example:
         for name, node in placeholders.items():
             node.meta["val"] = fakes.input(self.values[name])
         nodes.record("example", None)
-        given = {name: fx.Proxy(node, tracer) for name, node in placeholders.items()}
-        made = self.body(**{**self.values, **given})
-        several = made if isinstance(made, tuple) else (made,)
+        proxies = {name: fx.Proxy(node, tracer) for name, node in placeholders.items()}
+        result = self.body(**{**self.values, **proxies})
+        several = result if isinstance(result, tuple) else (result,)
         nodes.output(tuple(m.node if isinstance(m, fx.Proxy) else m for m in several))
-        recipes = {placeholders[name].name: Stored(name, torch.float32) for name in sorted(self.weights & set(given))}
+        recipes = {placeholders[name].name: Stored(name, torch.float32) for name in sorted(self.weights & set(proxies))}
         info = ModelInfo("example", "example", 1, None, torch.float32)
         caches = () if self.cache is None else (self.cache,)
         return ModelGraph(nodes, stage, dict(recipes), info, caches, fakes=nodes.fakes)

@@ -147,10 +147,10 @@ class _Attempt:
     def matches(self) -> Iterator[Match]:
         """The ways in which the pattern holds, without repetition."""
         root, *others = self._pattern.outputs
-        goals: list[_Goal] = [(root, self._root, None), *((each, _BY_ITS_INPUTS, None) for each in others)]
+        goals: list[_Goal] = [(root, self._root, None), *((other, _BY_ITS_INPUTS, None) for other in others)]
         seen: list[Match] = []
         for state in islice(self._solve(tuple(goals), _State()), _MAX_WAYS):
-            outputs = tuple(state.chosen.get(each) or state.nodes[each] for each in self._pattern.outputs)
+            outputs = tuple(state.chosen.get(output) or state.nodes[output] for output in self._pattern.outputs)
             match = Match(self._root, state.bound, tuple(dict.fromkeys(state.nodes.values())), outputs, self._graph)
             # The replacement reads the values of wildcards, so they cannot be among the replaced nodes.
             if match not in seen and not any(value in match.nodes for value in state.bound.values()):
@@ -212,8 +212,8 @@ class _Attempt:
         if pattern in state.nodes or pattern in state.chosen:
             yield from self._solve(rest, state)
             return
-        for each in pattern.all_input_nodes:
-            source = state.bound.get(str(each.target)) if each.op == "placeholder" else state.nodes.get(each)
+        for operand in pattern.all_input_nodes:
+            source = state.bound.get(str(operand.target)) if operand.op == "placeholder" else state.nodes.get(operand)
             if isinstance(source, fx.Node):
                 for user in source.users:
                     if user.target is pattern.target and user not in state.nodes.values():
@@ -232,9 +232,9 @@ class _Attempt:
         if isinstance(value, fx.Node) and value.op == "call_function" and value.target is pattern.target:
             placed = state.place(pattern, value)
             for order in _argument_goals(pattern, value):
-                for found in self._solve((*order, *rest), placed):
+                for solution in self._solve((*order, *rest), placed):
                     holds = True
-                    yield found
+                    yield solution
         elif pattern.target is not CAST:
             self._fail(state, call, call_of(value), f"a call of {pattern.target}")
         if pattern.target is CAST and isinstance(value, fx.Node) and not holds:
@@ -253,13 +253,13 @@ class _Attempt:
         else:
             yield from self._solve(((pattern.args[0], value, call), *rest), state)
 
-    def _fail(self, state: _State, call: _Call, found: str, expected: str, verb: str = "is") -> None:
+    def _fail(self, state: _State, call: _Call, actual: str, expected: str, verb: str = "is") -> None:
         reached = sum(p.target is not CAST for p in state.nodes)
         if reached > self.reached:
             node, name = call if call is not None else (self._root, "root")
             self.reached = reached
-            reason = f"argument {name!r} of {node.target} {verb} {found}, expected {expected}"
-            self.failure = Refusal(reason, node, f"{name}: {expected}", f"{name}: {found}")
+            reason = f"argument {name!r} of {node.target} {verb} {actual}, expected {expected}"
+            self.failure = Refusal(reason, node, f"{name}: {expected}", f"{name}: {actual}")
 
 
 # The value of an output that must still be found.

@@ -35,13 +35,13 @@ def check_named_inputs(passes: Sequence[Pass], options: BuildOptions) -> None:
 
 
 def check_build_inputs(passes: Sequence[Pass], options: BuildOptions) -> None:
-    """The same, for a build, whose passes read weights and so need the calibration text that a scheme asks for.
+    """Check the named passes and files of a build, and that it has the calibration text that its schemes need.
 
     Raises:
         OptionError: Also if a scheme needs activations and no text is given.
         AdapterError: As for `check_named_inputs`.
     """
     check_named_inputs(passes, options)
-    running = {each.name for each in passes} - set(options.disable_passes)
+    running = {pass_.name for pass_ in passes} - set(options.disable_passes)
     if "check_quantizable" in running and needs_text(options):
         check_text_is_given(options)

@@ -68,11 +68,11 @@ def _sweep(graph: fx.Graph, rules: Mapping[Any, Rule], log: RewriteLog) -> bool:
         if rule is None:
             continue
         with log.refusing():
-            found = rule(node)
-            if found is not None:
-                name = found.name if isinstance(found, fx.Node) else op_name(found.target)
+            replacement = rule(node)
+            if replacement is not None:
+                name = replacement.name if isinstance(replacement, fx.Node) else op_name(replacement.target)
                 log.step(f"{op_name(node.target)} {node.name} → {name}", node)
-                substitute(graph, node, found)
+                substitute(graph, node, replacement)
                 changed = True
     return changed
 

@@ -44,7 +44,7 @@ class Pattern:
 
     @property
     def name(self) -> str:
-        """The function's."""
+        """The name of the function that was traced."""
         return self.function.__name__
 
 
@@ -56,9 +56,9 @@ def trace_pattern(function: Callable[..., Any]) -> Pattern:
     result = function(**{name: fx.Proxy(graph.placeholder(name), tracer) for name in parameters(function)})
     several = result if isinstance(result, tuple) else (result,)
     outputs = tuple(r.node if isinstance(r, fx.Proxy) else r for r in several)
-    for each in outputs:
-        if not isinstance(each, fx.Node) or each.op != "call_function":
-            raise TypeError(f"pattern {function.__name__} must return results of ops, not {each!r}")
+    for output in outputs:
+        if not isinstance(output, fx.Node) or output.op != "call_function":
+            raise TypeError(f"pattern {function.__name__} must return results of ops, not {output!r}")
     targets = frozenset(node.target for node in _alternatives(outputs[0]))
     return Pattern(function, outputs, targets, _size(outputs), _kinds(function))
 
@@ -74,8 +74,8 @@ def _alternatives(node: fx.Node) -> Iterator[fx.Node]:
     if node.target is not either:
         yield node
         return
-    for each in node.all_input_nodes:
-        yield from _alternatives(each)
+    for operand in node.all_input_nodes:
+        yield from _alternatives(operand)
 
 
 def _size(outputs: tuple[fx.Node, ...]) -> int:
@@ -89,7 +89,7 @@ def _size(outputs: tuple[fx.Node, ...]) -> int:
         own = frozenset({node} if node.target is not CAST else ())
         return own.union(*(within(n) for n in node.all_input_nodes))
 
-    return len(frozenset().union(*(within(each) for each in outputs)))
+    return len(frozenset().union(*(within(output) for output in outputs)))
 
 
 def _kinds(function: Callable[..., Any]) -> dict[str, type]:

@@ -108,7 +108,7 @@ def built_in() -> tuple[Pass, ...]:
 
 def essential() -> frozenset[str]:
     """The names of the passes without which a graph cannot become an engine."""
-    return frozenset(each.name for each in (*canonical(), *serving()))
+    return frozenset(pass_.name for pass_ in (*canonical(), *serving()))
 
 
 def canonical() -> tuple[Pass, ...]:

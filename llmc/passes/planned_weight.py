@@ -84,8 +84,10 @@ def readers_of_weights(graph: ModelGraph) -> tuple[tuple[fx.Node, ...], ...]:
 
 
 def module_names(graph: ModelGraph, readers: Sequence[fx.Node]) -> tuple[str, str]:
-    """The name of the weight of these readers: lm_head if one of them is the output matrix; and its name in the
-    checkpoint."""
+    """Return the name of the weight that these nodes read, and its name in the checkpoint.
+
+    The two differ for the output matrix, whose name is lm_head.
+    """
     weight = call_arguments(readers[0])["weight"].name
     stored = next(iter(stored_names(graph.weights[weight])), weight).removesuffix(".weight")
     return HEAD if any(node.target is _llmc.lm_head.default for node in readers) else stored, stored
@@ -121,7 +123,7 @@ def with_schemes(
     planned: Iterable[PlannedWeight[S]], schemes: Mapping[str, S] | Mapping[str, S | None]
 ) -> tuple[PlannedWeight[S], ...]:
     """A plan with these schemes, by module, instead of its schemes."""
-    return tuple(replace(each, scheme=schemes.get(each.module, each.scheme)) for each in planned)
+    return tuple(replace(plan, scheme=schemes.get(plan.module, plan.scheme)) for plan in planned)
 
 
 def why_not(planned: PlannedWeight[S], wanted: ModuleSchemes[S], left: str) -> str:

@@ -102,8 +102,8 @@ class RewriteLog:
 
     def rewrites(self) -> tuple[RewriteRecord, ...]:
         """The rewrites of the pass under way."""
-        made = self._graph.made
-        return tuple(replace(r, made=tuple(made.get(self._title(r.number), ()))) for r in self._rewrites)
+        created = self._graph.made
+        return tuple(replace(r, made=tuple(created.get(self._title(r.number), ()))) for r in self._rewrites)
 
     def history(self) -> tuple[RefusalRecord, ...]:
         """The near-misses of all passes before this one, for contracts that explain what was left over."""

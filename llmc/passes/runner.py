@@ -77,26 +77,26 @@ def run_pipeline(
     log = RewriteLog(nodes, options.stop_after, announce)
     records: list[PassRecord] = []
     was_cut = False
-    for each in passes:
-        if each.name in options.disable_passes:
+    for pass_ in passes:
+        if pass_.name in options.disable_passes:
             continue
         started, size, stage = time.perf_counter(), len(nodes.nodes), result.stage
-        is_whole = options.finish_cut and each.name in essential
-        log.begin_pass(each.name, may_cut=not is_whole, is_added=not _is_own(each))
+        is_whole = options.finish_cut and pass_.name in essential
+        log.begin_pass(pass_.name, may_cut=not is_whole, is_added=not _is_own(pass_))
         is_partial = False
         try:
-            _run_pass(each, result, options, log, data)
+            _run_pass(pass_, result, options, log, data)
         except PipelineCut:
             was_cut = is_partial = True
         except PassError as error:
-            raise _of_pass(each, error, options) from error
+            raise _of_pass(pass_, error, options) from error
         # A graph with only some of a pass's rewrites continues as the pass's result, if the pipeline continues.
         if not is_partial or (options.finish_cut and log.rewrites()):
-            result.stage = each.stage or stage
+            result.stage = pass_.stage or stage
         if is_partial or not seen.is_this(result):
-            _check_result(each, result, shapes, options, (each.stage or stage, stage) if is_partial else ())
+            _check_result(pass_, result, shapes, options, (pass_.stage or stage, stage) if is_partial else ())
             seen.see(result)
-        records.append(_record(each, result, log, time.perf_counter() - started, size))
+        records.append(_record(pass_, result, log, time.perf_counter() - started, size))
         if observer is not None:
             observer(records[-1], result)
         if was_cut and not options.finish_cut:
@@ -146,10 +146,10 @@ def _of_pass(graph_pass: Pass, error: PassError, options: BuildOptions) -> PassE
 
 def check_passes(passes: Sequence[Pass], options: BuildOptions) -> None:
     """Raise OptionError for an object that is not a pass, and for a name in options.disable_passes that no pass has."""
-    for index, each in enumerate(passes):
-        if not isinstance(each, Pass):
+    for index, pass_ in enumerate(passes):
+        if not isinstance(pass_, Pass):
             raise OptionError(
-                f"a pass must be a Rewrite, a GraphPass or a WeightPass, not {each!r} ({type(each).__name__})",
+                f"a pass must be a Rewrite, a GraphPass or a WeightPass, not {pass_!r} ({type(pass_).__name__})",
                 at=f"passes[{index}]",
                 fix="add your own to the default ones: passes=[*llmc.passes.default(), my_pass]",
             )
@@ -211,15 +211,15 @@ def _round(rewrite: Rewrite, roots: tuple[Any, ...], graph: ModelGraph, log: Rew
     for root in candidates:
         if not root.users:
             continue
-        found = find_match(
+        match = find_match(
             rewrite.patterns, root, graph, rewrite.precondition, rewrite.shares_interior, rewrite.applies
         )
-        if isinstance(found, Refusal):
-            log.refuse(found)
-        elif found is not None:
-            names = [n.name for n in found.nodes]
-            log.step(f"{' + '.join(names[:6])}{' + …' if len(names) > 6 else ''}", *found.nodes)
-            replace(found, rewrite.replacement)
+        if isinstance(match, Refusal):
+            log.refuse(match)
+        elif match is not None:
+            names = [n.name for n in match.nodes]
+            log.step(f"{' + '.join(names[:6])}{' + …' if len(names) > 6 else ''}", *match.nodes)
+            replace(match, rewrite.replacement)
             changed = True
     return changed
 
@@ -234,8 +234,8 @@ def replace(match: Match, replacement: Callable[..., Any]) -> None:
     values = {**match.bound, "match": match}
     arguments = {name: _proxy(values.get(name), tracer) for name in parameters(replacement)}
     with graph.inserting_before(match.place):
-        made = replacement(**arguments)
-    results = made if isinstance(made, tuple) else (made,)
+        outputs = replacement(**arguments)
+    results = outputs if isinstance(outputs, tuple) else (outputs,)
     if len(results) != len(match.outputs):
         raise PassError(f"the replacement returned {len(results)} results for {len(match.outputs)}", at=match.root.name)
     for output, result in zip(match.outputs, results, strict=True):

@@ -26,9 +26,9 @@ class SeenGraph:
 
 
 def _parts(graph: ModelGraph) -> list[Any]:
-    found = [getattr(graph, name) for name in _FIELDS]
+    parts = [getattr(graph, name) for name in _FIELDS]
     for weight in graph.weights.items():
-        found += weight
+        parts += weight
     for node in graph.graph.nodes:
-        found += node, node.name, node.op, node.target, node.args, node.kwargs, node.meta.get("val")
-    return found
+        parts += node, node.name, node.op, node.target, node.args, node.kwargs, node.meta.get("val")
+    return parts

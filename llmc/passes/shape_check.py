@@ -50,11 +50,11 @@ class ShapeCheck:
                 self._check(node)
 
     def _check(self, node: fx.Node) -> None:
-        kept, made = node.meta.get("val"), self._graph.fakes.of(node)
-        if made is not kept and not same_value(kept, made):
-            shown = ", ".join(describe(each.meta.get("val")) for each in node.all_input_nodes)
+        kept, computed = node.meta.get("val"), self._graph.fakes.of(node)
+        if computed is not kept and not same_value(kept, computed):
+            shown = ", ".join(describe(operand.meta.get("val")) for operand in node.all_input_nodes)
             raise PassError(
-                f"node {node.name}: {node.target} of ({shown}) is {describe(made)}, and the graph has it as "
+                f"node {node.name}: {node.target} of ({shown}) is {describe(computed)}, and the graph has it as "
                 f"{describe(kept)}",
                 at=source_line(node) or node.format_node(),
                 fix="a pass that exchanges a node's inputs keeps their shapes and dtypes, or makes a new node",

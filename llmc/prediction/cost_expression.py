@@ -70,7 +70,7 @@ def _sum(tokens: list[str], text: str) -> tuple[Expression, list[str]]:
     varying = [(sign * number, factors) for sign, number, factors in terms if factors]
 
     def value(values: _Values) -> float:
-        return constant + sum([number * prod([each(values) for each in factors]) for number, factors in varying])
+        return constant + sum([number * prod([term(values) for term in factors]) for number, factors in varying])
 
     return value, tokens
 

@@ -56,8 +56,8 @@ def usual_context(limits: Limits) -> int:
 
 def predict_decode(program: Program, target: GpuTarget, requests: int, context: int) -> StepPrediction:
     """Predict a decode step of `requests` requests with one token each, and `context` cached positions each."""
-    what = f"decode, batch {requests}, context {context}"
-    return _predict(program, target, StepShape.decode(requests=requests, context=context), what)
+    title = f"decode, batch {requests}, context {context}"
+    return _predict(program, target, StepShape.decode(requests=requests, context=context), title)
 
 
 def predict_prefill(program: Program, target: GpuTarget, tokens: int) -> StepPrediction:
@@ -76,11 +76,11 @@ def _predict(program: Program, target: GpuTarget, step: StepShape, what: str) ->
         if is_empty(launch, step):
             continue  # Its node's work is done by one of the launches that follow.
         launches[launch.kernel] += 1
-        for each in carried:
-            start = target.launch if each is not launch else 0.0
-            seconds[launch.kernel] += _seconds(each, step, target, program) - start
-            moved[launch.kernel] += evaluate_expression(each.bytes_moved, values)
-            flops += evaluate_expression(each.flops, values)
+        for part in carried:
+            start = target.launch if part is not launch else 0.0
+            seconds[launch.kernel] += _seconds(part, step, target, program) - start
+            moved[launch.kernel] += evaluate_expression(part.bytes_moved, values)
+            flops += evaluate_expression(part.flops, values)
         carried.clear()
     total, transferred = sum(seconds.values()), sum(moved.values())
     return StepPrediction(

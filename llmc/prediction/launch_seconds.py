@@ -34,5 +34,5 @@ def _meeting_seconds(launch: Launch, target: GpuTarget) -> float:
     if _RANKS not in launch.arguments.values() or launch.seconds is None:
         return 0.0
     is_library = launch.family in FUNCTIONS
-    start = min(each.start for each in link.protocols) if is_library or link.shot is None else link.shot.start
+    start = min(protocol.start for protocol in link.protocols) if is_library or link.shot is None else link.shot.start
     return min(start, launch.seconds)

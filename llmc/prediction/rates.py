@@ -66,7 +66,7 @@ class Rates:
     def of(self, kind: str) -> KindRates:
         """The rates of a kind. A kind that was not measured is assumed to multiply as fast as the fastest."""
         known = self.kinds.get(kind)
-        return KindRates(max(each.multiply for each in self.kinds.values())) if known is None else known
+        return KindRates(max(rates.multiply for rates in self.kinds.values())) if known is None else known
 
     def of_a_rank(self, ranks: int, threads: int) -> "Rates":
         """The rates of each of `ranks` ranks that run at the same time, given the rates of all their threads together.

@@ -63,7 +63,7 @@ def gpu_price(
         return whole if is_few else target.launch + (whole - target.launch) / ranks
 
     norms = _norms_of_sums(launches) if ranks > 2 else []
-    others = [each for each in launches if not any(each is norm for norm in norms)]
+    others = [launch for launch in launches if not any(launch is norm for norm in norms)]
     return StepPrice((*_priced(others, price), *_priced(norms, shared)))
 
 

@@ -27,7 +27,7 @@ def step_prior(program: Program, target: str) -> Callable[[int], float] | None:
     if not program.launches:
         return None
     context = min(_CONTEXT, program.limits.max_model_len)
-    gpu = next((each for each in GPU_TARGETS if each.name == target.split(",")[0]), None)
+    gpu = next((candidate for candidate in GPU_TARGETS if candidate.name == target.split(",")[0]), None)
     if gpu is not None:
         from llmc.prediction.device_step import predict_decode  # imports torch
 
@@ -49,8 +49,8 @@ def step_prior(program: Program, target: str) -> Callable[[int], float] | None:
 
 def _typical_rates(kinds: set[str]) -> Rates:
     """Rates relative to a bandwidth of one byte per second, because only ratios matter."""
-    found = {PLAIN: KindRates(_FP32)} | {kind: KindRates(_operations(kind)) for kind in kinds}
-    return Rates(bandwidth=1.0, kinds=found, launch=0.0, measured=False)
+    rates = {PLAIN: KindRates(_FP32)} | {kind: KindRates(_operations(kind)) for kind in kinds}
+    return Rates(bandwidth=1.0, kinds=rates, launch=0.0, measured=False)
 
 
 def _operations(kind: str) -> float:

@@ -35,15 +35,15 @@ def processor_quota(groups: Path = _GROUPS, mounts: Path = _MOUNTS) -> float | N
 
     groups, mounts: what Linux has in /proc.
     """
-    found: list[float] = []
+    quotas: list[float] = []
     for directory, is_new in _directories("cpu", groups, mounts):
         if is_new:
             quota, _, period = _text(directory / "cpu.max").partition(" ")
         else:
             quota, period = _text(directory / "cpu.cfs_quota_us"), _text(directory / "cpu.cfs_period_us")
         if quota.isdigit() and period.isdigit() and int(period) > 0:
-            found.append(int(quota) / int(period))
-    return min(found, default=None)
+            quotas.append(int(quota) / int(period))
+    return min(quotas, default=None)
 
 
 def memory_limit(groups: Path = _GROUPS, mounts: Path = _MOUNTS) -> MemoryLimit | None:
@@ -69,7 +69,7 @@ def _directories(controller: str, groups: Path, mounts: Path) -> Iterator[tuple[
         for mount in hierarchies:
             is_its = not mount.controllers if is_new else controller in listed & mount.controllers
             if is_its:
-                yield from ((each, is_new) for each in _outwards(mount, path))
+                yield from ((directory, is_new) for directory in _outwards(mount, path))
 
 
 def _outwards(mount: Mount, path: str) -> Iterator[Path]:
@@ -85,14 +85,14 @@ def _outwards(mount: Mount, path: str) -> Iterator[Path]:
 
 
 def _mounts(path: Path) -> Sequence[Mount]:
-    found = []
+    mounts = []
     for line in _text(path).splitlines():
         before, _, after = line.partition(" - ")
         places, kinds = before.split(), after.split()
         if len(places) > 4 and len(kinds) > 2 and kinds[0] in ("cgroup", "cgroup2"):
             controllers = frozenset(kinds[2].split(",")) if kinds[0] == "cgroup" else frozenset[str]()
-            found.append(Mount(Path(places[4]), places[3], controllers))
-    return found
+            mounts.append(Mount(Path(places[4]), places[3], controllers))
+    return mounts
 
 
 def _statistic(directory: Path, name: str) -> int:

@@ -21,7 +21,7 @@ class Lifeline:
         self._held = os.fdopen(held, "wb", buffering=0)
 
     def started(self) -> None:
-        """The worker has its end, or will never have it."""
+        """Close this process's copy of the worker's end, after the worker was started or could not be."""
         os.close(self.worker_end)
 
     def close(self) -> None:

@@ -41,7 +41,7 @@ def worker_environment(environ: Mapping[str, str] | None = None) -> dict[str, st
 
 
 def minimal_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The same for a process that runs what others have written: only what it needs to start."""
+    """The variables that a process needs to start, for one that runs untrusted code; see `worker_environment`."""
     environ = os.environ if environ is None else environ
     kept = {name: value for name, value in environ.items() if name in _HARMLESS or name.startswith("LC_")}
     return {**kept, "PYTHONPATH": _import_path(environ)}
@@ -52,7 +52,7 @@ def _import_path(environ: Mapping[str, str]) -> str:
 
     That folder is last: a source tree whose llmc was found through the current directory would not be found otherwise.
     """
-    given = [part for part in environ.get("PYTHONPATH", "").split(os.pathsep) if Path(part) != Path()]
+    entries = [part for part in environ.get("PYTHONPATH", "").split(os.pathsep) if Path(part) != Path()]
     own = Path(__file__).resolve().parents[2]
     is_installed = not {"site-packages", "dist-packages"}.isdisjoint(own.parts)
-    return os.pathsep.join(given if is_installed or str(own) in given else [*given, str(own)])
+    return os.pathsep.join(entries if is_installed or str(own) in entries else [*entries, str(own)])

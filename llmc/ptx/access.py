@@ -140,7 +140,7 @@ class Operands:
 KNOWN_SPECIALS = frozenset(
     f"%{name}"
     for name in (
-        *(f"{each}.{axis}" for each in ("tid", "ntid", "ctaid", "nctaid") for axis in "xyz"),
+        *(f"{register}.{axis}" for register in ("tid", "ntid", "ctaid", "nctaid") for axis in "xyz"),
         "laneid",
         "warpid",
     )
@@ -151,6 +151,6 @@ def _immediate(operand: Immediate, dtype: DType) -> Values:
     if dtype is BOOL:
         return np.full((1, 1), operand.value != 0)
     if operand.float_bytes:
-        given = constant(operand.value, F32 if operand.float_bytes == 4 else F64)
-        return given if given.dtype.itemsize == dtype.itemsize else given.astype(dtype)
+        value = constant(operand.value, F32 if operand.float_bytes == 4 else F64)
+        return value if value.dtype.itemsize == dtype.itemsize else value.astype(dtype)
     return constant(operand.value, dtype)

@@ -74,7 +74,7 @@ class Barriers:
             self._tell(Check.BARRIER, detail, lanes, at)
 
     def look_again(self, at: Instruction) -> None:
-        """Threads have returned."""
+        """Complete the barriers for all threads that now wait only for threads that have ended."""
         for number, barrier in list(self._barriers.items()):
             if barrier.is_for_all:
                 self._complete(number, barrier, at)
@@ -82,9 +82,9 @@ class Barriers:
     def _complete(self, number: int, barrier: _Barrier, at: Instruction) -> None:
         arrived = 32 * barrier.warps.sum(axis=1)
         wanted = self._wanted(barrier)
-        many = (arrived > wanted) & (arrived > 0)
-        if many.any():
-            row = int(np.flatnonzero(many)[0])
+        overfull = (arrived > wanted) & (arrived > 0)
+        if overfull.any():
+            row = int(np.flatnonzero(overfull)[0])
             detail = f"{arrived[row]} threads arrive at barrier {number}, which is for {wanted[row]}"
             self._tell(Check.BARRIER, detail, np.array([row * self._order.threads]), at)
         done = (arrived >= wanted) & (arrived > 0)
@@ -118,8 +118,8 @@ class Barriers:
             for strand, at in barrier.held:
                 mask = whole(strand.mask, self._schedule.shape)
                 for row in np.flatnonzero(mask.any(axis=1)):
-                    what = f"barrier {number}, at which {arrived[row]} of {wanted[row]} threads have arrived"
-                    yield Waiting(int(row), np.flatnonzero(mask[row]), at, what)
+                    reason = f"barrier {number}, at which {arrived[row]} of {wanted[row]} threads have arrived"
+                    yield Waiting(int(row), np.flatnonzero(mask[row]), at, reason)
 
     def take(self, rows: Indices, order: Order, schedule: Schedule, tell: Tell) -> "Barriers":
         """The barriers of some of the blocks."""

@@ -100,8 +100,8 @@ def load_code(text: str, name: str, *, threads: int, shared_bytes: int, entry: s
 
 def refusals_of(kernel: Kernel) -> list[Refusal]:
     """Return why instructions of a kernel cannot be executed, each opcode once."""
-    found = _build_all(plan_kernel(kernel, "", 0, 0))[1]
-    return list({refusal.instruction.opcode: refusal for refusal in found}.values())
+    refusals = _build_all(plan_kernel(kernel, "", 0, 0))[1]
+    return list({refusal.instruction.opcode: refusal for refusal in refusals}.values())
 
 
 def _check_version(module: Module) -> None:
@@ -112,7 +112,7 @@ def _check_version(module: Module) -> None:
             fix="build the engine for a GPU of these, such as --target h100 or a100",
         )
     if not _LEAST_VERSION <= module.version <= _MOST_VERSION:
-        low, high = (".".join(map(str, each)) for each in (_LEAST_VERSION, _MOST_VERSION))
+        low, high = (".".join(map(str, version)) for version in (_LEAST_VERSION, _MOST_VERSION))
         raise PtxError(
             f"the PTX is of version {module.version[0]}.{module.version[1]}; the machine knows {low} to {high}",
             at=module.name,
@@ -121,11 +121,11 @@ def _check_version(module: Module) -> None:
 
 
 def _entry(module: Module, name: str | None) -> Kernel:
-    found = [kernel for kernel in module.kernels if name in (None, kernel.name)]
-    if len(found) != 1:
+    kernels = [kernel for kernel in module.kernels if name in (None, kernel.name)]
+    if len(kernels) != 1:
         known = ", ".join(kernel.name for kernel in module.kernels)
         raise PtxError(f"the file has the kernels {known}, not exactly one {name}", at=module.name, fix=REBUILD)
-    return found[0]
+    return kernels[0]
 
 
 def _build_all(plan: KernelPlan) -> tuple[list[Action | Ending], list[Refusal]]:
@@ -140,23 +140,23 @@ def _build_all(plan: KernelPlan) -> tuple[list[Action | Ending], list[Refusal]]:
 
 def _segments(kernel: Kernel, built: Sequence[Action | Ending]) -> dict[int, Segment]:
     """Return a segment for each place at which threads may continue."""
-    taken = _wgmma_registers(kernel)
+    registers = _wgmma_registers(kernel)
     starts = set(kernel.labels.values())
     segments: dict[int, Segment] = {}
     steps: list[Step] = []
     first = 0
-    for place, (at, each) in enumerate(zip(kernel.instructions, built, strict=True)):
+    for place, (at, action) in enumerate(zip(kernel.instructions, built, strict=True)):
         if place in starts and place > first:
             segments[first] = Segment(
                 tuple(steps), _falling_through(place), place - first, kernel.instructions[place - 1]
             )
             first, steps = place, []
-        touched = frozenset[int]() if at.opcode.startswith("wgmma") else _registers(at) & taken
-        if isinstance(each, Ending):
-            segments[first] = Segment(tuple(steps), _watched(each.go, touched, at), place + 1 - first, at)
+        touched = frozenset[int]() if at.opcode.startswith("wgmma") else _registers(at) & registers
+        if isinstance(action, Ending):
+            segments[first] = Segment(tuple(steps), _watched(action.go, touched, at), place + 1 - first, at)
             first, steps = place + 1, []
         else:
-            steps.append(Step(each, at, touched, _copied(at)))
+            steps.append(Step(action, at, touched, _copied(at)))
     segments[first] = Segment(tuple(steps), _returning(kernel), len(built) - first, kernel.instructions[-1])
     return segments
 
@@ -185,16 +185,18 @@ def _watched(end: End, touched: frozenset[int], at: Instruction) -> End:
 
 def _wgmma_registers(kernel: Kernel) -> frozenset[int]:
     """The sums of every wgmma, its operands in registers, and all that is moved to these."""
-    found = set[int]()
-    for each in kernel.instructions:
-        if each.opcode.startswith("wgmma.mma_async"):
-            found |= {r.index for operand in each.operands[:2] for r in _registers_of(operand) if r.nbytes == 4}
-    moves = [copied for each in kernel.instructions if (copied := _copied(each)) is not None]
+    registers = set[int]()
+    for instruction in kernel.instructions:
+        if instruction.opcode.startswith("wgmma.mma_async"):
+            registers |= {
+                r.index for operand in instruction.operands[:2] for r in _registers_of(operand) if r.nbytes == 4
+            }
+    moves = [copied for candidate in kernel.instructions if (copied := _copied(candidate)) is not None]
     before = -1
-    while found and len(found) != before:
-        before = len(found)
-        found |= {source for target, source in moves if target in found and source is not None}
-    return frozenset(found)
+    while registers and len(registers) != before:
+        before = len(registers)
+        registers |= {source for target, source in moves if target in registers and source is not None}
+    return frozenset(registers)
 
 
 def _copied(at: Instruction) -> tuple[int, int | None] | None:

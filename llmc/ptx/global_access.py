@@ -25,18 +25,18 @@ def read_global(
     for buffer, places, index in team.launch.memory.parts(
         addresses, nbytes, lambda c, d, p: team.tell(c, d, lanes(p), at)
     ):
-        found: Values = buffer.words(nbytes).take(index)
-        every = np.arange(len(addresses))[places]
-        check_dependency(team, buffer, lanes, every, operands, stores=False)
+        values: Values = buffer.words(nbytes).take(index)
+        positions = np.arange(len(addresses))[places]
+        check_dependency(team, buffer, lanes, positions, operands, stores=False)
         if buffer.written is not None:
             marks = buffer.marks(nbytes).take(index)
             is_blank = (marks.view(np.uint8).reshape(-1, nbytes) == 0).any(axis=1)
             if is_blank.any():
-                team.tell(Check.UNWRITTEN, buffer.name, lanes(every[is_blank]), at)
+                team.tell(Check.UNWRITTEN, buffer.name, lanes(positions[is_blank]), at)
         if isinstance(places, slice):
-            return found
+            return values
         words = np.zeros(len(addresses), WORDS[nbytes]) if words is None else words
-        words[places] = found
+        words[places] = values
     return np.zeros(len(addresses), WORDS[nbytes]) if words is None else words
 
 
@@ -47,10 +47,10 @@ def write_global(
     at = operands.instruction
     memory = team.launch.memory
     for buffer, places, index in memory.parts(addresses, nbytes, lambda c, d, p: team.tell(c, d, lanes(p), at)):
-        every = np.arange(len(addresses))[places]
-        check_dependency(team, buffer, lanes, every, operands, stores=True)
+        positions = np.arange(len(addresses))[places]
+        check_dependency(team, buffer, lanes, positions, operands, stores=True)
         if not buffer.is_writable:
-            team.tell(Check.READ_ONLY, buffer.name, lanes(every), at)
+            team.tell(Check.READ_ONLY, buffer.name, lanes(positions), at)
             continue
         buffer.words(nbytes)[index] = words[places]
         if buffer.written is not None:
@@ -73,5 +73,5 @@ def check_dependency(
     early = lanes(places)
     early = early[~team.has_waited[early]]
     if len(early):
-        what = "stores to" if stores else "loads from"
-        team.tell(Check.GRID_DEPENDENCY, f"it {what} {buffer.name}", early, operands.instruction)
+        access = "stores to" if stores else "loads from"
+        team.tell(Check.GRID_DEPENDENCY, f"it {access} {buffer.name}", early, operands.instruction)

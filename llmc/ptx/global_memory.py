@@ -86,10 +86,10 @@ class GlobalMemory:
                 )
 
     def find(self, address: int) -> Buffer | None:
-        """The buffer that an address lies in."""
+        """The buffer that contains an address; None if none does."""
         place = bisect_right(self._starts, address) - 1
-        found = self._buffers[place] if place >= 0 else None
-        return found if found is not None and address < found.end else None
+        buffer = self._buffers[place] if place >= 0 else None
+        return buffer if buffer is not None and address < buffer.end else None
 
     def parts(self, addresses: Addresses, nbytes: int, tell: Tell) -> Iterator[tuple[Buffer, Indices | slice, Indices]]:
         """The buffers that accesses of `nbytes` bytes go to, the indices of these accesses, and the index of each among

@@ -33,18 +33,18 @@ class KernelPlan:
     @cached_property
     def granule(self) -> int:
         """The least number of bytes of shared memory that an instruction touches."""
-        sizes = (_shared_bytes(each) for each in self.kernel.instructions)
+        sizes = (_shared_bytes(instruction) for instruction in self.kernel.instructions)
         return min((size for size in sizes if size is not None), default=CHUNK)
 
     @cached_property
     def has_wgmma(self) -> bool:
         """Whether registers must be watched."""
-        return any(each.opcode.startswith("wgmma") for each in self.kernel.instructions)
+        return any(instruction.opcode.startswith("wgmma") for instruction in self.kernel.instructions)
 
     @cached_property
     def waits_for_grids(self) -> bool:
         """Whether the kernel can be launched before earlier ones end."""
-        return any(each.opcode == "griddepcontrol.wait" for each in self.kernel.instructions)
+        return any(instruction.opcode == "griddepcontrol.wait" for instruction in self.kernel.instructions)
 
     @cached_property
     def blank_registers(self) -> tuple[Values, ...]:
@@ -61,7 +61,7 @@ def plan_kernel(kernel: Kernel, module: str, threads: int, dynamic_bytes: int) -
     """
     symbols = {parameter.name: parameter.offset for parameter in kernel.parameters}
     shared, local, variables = 0, 0, list[Buffer]()
-    for variable in sorted(kernel.variables.values(), key=lambda each: (each.nbytes == 0, each.name)):
+    for variable in sorted(kernel.variables.values(), key=lambda v: (v.nbytes == 0, v.name)):
         aligned = -(-shared // variable.alignment) * variable.alignment
         if variable.space == "shared":
             symbols[variable.name] = SHARED_BASE + aligned

@@ -38,6 +38,6 @@ class Launch:
         # All of them, each where code finds it.
         end = max((p.offset + p.nbytes for p in parameters), default=0)
         self.parameters = np.zeros(end + 8, np.uint8)
-        for parameter, given in zip(parameters, arguments, strict=True):
-            known = np.frombuffer(given[: parameter.nbytes], np.uint8)
+        for parameter, argument in zip(parameters, arguments, strict=True):
+            known = np.frombuffer(argument[: parameter.nbytes], np.uint8)
             self.parameters[parameter.offset : parameter.offset + len(known)] = known

@@ -74,8 +74,8 @@ def execute(
             executed += team.executed - before
     for output in outputs:
         _check_output(launch, output)
-    found = launch.findings.all()
-    return Report(found, tuple(launch.findings.count(each) for each in found), executed)
+    findings = launch.findings.all()
+    return Report(findings, tuple(launch.findings.count(finding) for finding in findings), executed)
 
 
 def _check_output(launch: Launch, output: Buffer) -> None:
@@ -139,17 +139,17 @@ def _endless(team: Team, strand: Strand, segment: Segment, limit: int) -> PtxErr
 
 def _found_before(team: Team) -> str:
     """The first fault that the checks have found, which may be why a launch does not end."""
-    found = team.launch.findings.all()
-    return f"; before that, {found[0]}" if found else ""
+    findings = team.launch.findings.all()
+    return f"; before that, {findings[0]}" if findings else ""
 
 
 def _deadlock(team: Team, waiting: Sequence[Waiting]) -> PtxError:
     """The error with the waiting threads of the first block that is stuck."""
     plan, row = team.launch.plan, waiting[0].row
-    ours = [each for each in waiting if each.row == row]
+    ours = [waiter for waiter in waiting if waiter.row == row]
     lines = [
-        f"threads {each.threads[0]} to {each.threads[-1]} at line {each.at.line} ({each.at.opcode}) for {each.what}"
-        for each in ours[:_MOST_NAMED]
+        f"threads {w.threads[0]} to {w.threads[-1]} at line {w.at.line} ({w.at.opcode}) for {w.what}"
+        for w in ours[:_MOST_NAMED]
     ]
     returned = int((~team.schedule.living()[row]).sum())
     lines += [f"{returned} threads have returned"] if returned else []

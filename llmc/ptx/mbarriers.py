@@ -79,17 +79,17 @@ class MBarriers:
         self._order.know_mbarriers(number + 1)
         count, pending, missing, phase = (np.zeros(blocks, np.int64) for _ in range(4))
         clocks = np.zeros((4, blocks, self._order.seen.shape[2]), np.int32)
-        made = _MBarrier(number, count, pending, missing, phase, clocks)
-        self._found[offset] = made
-        return made
+        barrier = _MBarrier(number, count, pending, missing, phase, clocks)
+        self._found[offset] = barrier
+        return barrier
 
     def invalidate(self, offset: int, lanes: Indices, at: Instruction) -> None:
         """The memory is free for something else."""
-        valid, found = self._usable(offset, lanes, at)
-        if found is None:
+        valid, barrier = self._usable(offset, lanes, at)
+        if barrier is None:
             return
         rows = valid // self._order.threads
-        busy = found.missing_bytes[rows] != 0
+        busy = barrier.missing_bytes[rows] != 0
         if busy.any():
             self._tell(
                 Check.MBARRIER,
@@ -98,79 +98,78 @@ class MBarriers:
                 at,
             )
         self._shadow.write(rows * self._row_bytes + offset, 8, valid, at)
-        found.count[rows] = 0
+        barrier.count[rows] = 0
 
     def expect(self, offset: int, lanes: Indices, nbytes: Counts, at: Instruction) -> None:
-        """More bytes have to come in this phase."""
-        valid, found = self._usable(offset, lanes, at)
-        if found is not None:
-            np.add.at(found.missing_bytes, valid // self._order.threads, nbytes[np.isin(lanes, valid)])
+        """Record that the current phase also waits for these bytes."""
+        valid, barrier = self._usable(offset, lanes, at)
+        if barrier is not None:
+            np.add.at(barrier.missing_bytes, valid // self._order.threads, nbytes[np.isin(lanes, valid)])
 
     def arrive(self, offset: int, lanes: Indices, count: Counts, at: Instruction) -> None:
         """Record that each of the threads arrives `count` times."""
-        valid, found = self._usable(offset, lanes, at)
-        if found is None:
+        valid, barrier = self._usable(offset, lanes, at)
+        if barrier is None:
             return
         order = self._order
         rows, warps = valid // order.threads, valid % order.threads >> 5
-        for own, seen in zip(found.arrived, order.published(rows, warps), strict=True):
+        for own, seen in zip(barrier.arrived, order.published(rows, warps), strict=True):
             np.maximum.at(own, rows, seen)
         ticking = np.zeros((order.blocks, order.warps), np.bool_)
         ticking[rows, warps] = True
         order.tick(ticking)
-        np.subtract.at(found.pending, rows, count[np.isin(lanes, valid)])
-        many = found.pending[rows] < 0
-        if many.any():
-            detail = (
-                f"more threads arrive at the mbarrier at byte {offset} than the {found.count[rows[many]][0]} it is for"
-            )
-            self._tell(Check.MBARRIER, detail, valid[many], at)
-            found.pending[rows[many]] = 0
-        self._end_phases(found)
+        np.subtract.at(barrier.pending, rows, count[np.isin(lanes, valid)])
+        overfull = barrier.pending[rows] < 0
+        if overfull.any():
+            expected = barrier.count[rows[overfull]][0]
+            detail = f"more threads arrive at the mbarrier at byte {offset} than the {expected} it is for"
+            self._tell(Check.MBARRIER, detail, valid[overfull], at)
+            barrier.pending[rows[overfull]] = 0
+        self._end_phases(barrier)
 
     def copy(self, offset: int, lanes: Indices, index: Indices, nbytes: int, total: int, at: Instruction) -> None:
         """Bytes arrive. index: where runs of `nbytes` bytes have been copied to, [lanes, runs]; total: bytes each."""
-        valid, found = self._usable(offset, lanes, at)
-        if found is None:
+        valid, barrier = self._usable(offset, lanes, at)
+        if barrier is None:
             return
         ours = np.isin(lanes, valid)
         rows = valid // self._order.threads
         runs = index[ours]
         owners = np.repeat(valid, runs.shape[1])
-        numbers = np.full(len(owners), found.number)
+        numbers = np.full(len(owners), barrier.number)
         self._shadow.begin_bulk_write(runs.reshape(-1), nbytes, owners, numbers, at)
-        found.copies.append((runs, nbytes, rows))
-        np.subtract.at(found.missing_bytes, rows, total)
-        self._end_phases(found)
+        barrier.copies.append((runs, nbytes, rows))
+        np.subtract.at(barrier.missing_bytes, rows, total)
+        self._end_phases(barrier)
 
     def test(self, offset: int, lanes: Indices, parity: Counts, at: Instruction) -> npt.NDArray[np.bool_]:
         """Return which threads find that the phase of that parity has ended; these have waited for it."""
         order = self._order
-        valid, found = self._usable(offset, lanes, at)
+        valid, barrier = self._usable(offset, lanes, at)
         ended = np.ones(len(lanes), np.bool_)
-        if found is None:
+        if barrier is None:
             return ended
         ours = np.isin(lanes, valid)
         rows, warps = valid // order.threads, valid % order.threads >> 5
-        passes = (found.phase[rows] & 1) != parity[ours]
+        passes = (barrier.phase[rows] & 1) != parity[ours]
         ended[ours] = passes
-        seen, fenced = (clocks[rows[passes]] for clocks in found.published)
+        seen, fenced = (clocks[rows[passes]] for clocks in barrier.published)
         order.acquire(rows[passes], warps[passes], seen, fenced)
         return ended
 
     def _usable(self, offset: int, lanes: Indices, at: Instruction) -> tuple[Indices, _MBarrier | None]:
         """The threads that find an mbarrier there, and the mbarrier; others are reported."""
-        found = self._found.get(offset)
+        barrier = self._found.get(offset)
         rows = lanes // self._order.threads
-        is_made = np.zeros(len(lanes), np.bool_) if found is None else found.count[rows] > 0
+        is_made = np.zeros(len(lanes), np.bool_) if barrier is None else barrier.count[rows] > 0
         if not is_made.all():
             self._tell(Check.MBARRIER, f"there is no mbarrier at byte {offset}", lanes[~is_made], at)
         valid = lanes[is_made]
-        if found is None or not len(valid):
+        if barrier is None or not len(valid):
             return valid, None
         self._shadow.read(valid // self._order.threads * self._row_bytes + offset, 8, valid, at)
-        found.fit(self._order.seen.shape[2])
-        return valid, found
+        barrier.fit(self._order.seen.shape[2])
+        return valid, barrier
 
     def _end_phases(self, mbarrier: _MBarrier) -> None:
         rows = np.flatnonzero((mbarrier.count > 0) & (mbarrier.pending == 0) & (mbarrier.missing_bytes == 0))
@@ -195,12 +194,12 @@ class MBarriers:
 
     def state(self, offset: int, row: int) -> str:
         """The state of an mbarrier as text, for errors about waiting threads."""
-        found = self._found.get(offset)
-        if found is None:
+        barrier = self._found.get(offset)
+        if barrier is None:
             return f"an mbarrier at byte {offset} that does not exist"
         return (
-            f"phase {found.phase[row]} of the mbarrier at byte {offset}, which lacks {found.pending[row]} of "
-            f"{found.count[row]} arrivals and {found.missing_bytes[row]} bytes"
+            f"phase {barrier.phase[row]} of the mbarrier at byte {offset}, which lacks {barrier.pending[row]} of "
+            f"{barrier.count[row]} arrivals and {barrier.missing_bytes[row]} bytes"
         )
 
     def take(self, rows: Indices, order: Order, shadow: Shadow, tell: Tell) -> "MBarriers":
@@ -209,12 +208,12 @@ class MBarriers:
         new_row = np.full(self._order.blocks, -1)
         new_row[rows] = np.arange(len(rows))
         for offset, old in self._found.items():
-            count, pending, missing = (each[rows] for each in (old.count, old.pending, old.missing_bytes))
-            made = _MBarrier(old.number, count, pending, missing, old.phase[rows], old.clocks[:, rows])
+            count, pending, missing = (array[rows] for array in (old.count, old.pending, old.missing_bytes))
+            copy = _MBarrier(old.number, count, pending, missing, old.phase[rows], old.clocks[:, rows])
             for runs, nbytes, owners in old.copies:
                 ours = new_row[owners] >= 0
                 if ours.any():
                     shift = (new_row[owners] - owners)[ours]
-                    made.copies.append((runs[ours] + shift[:, None] * self._row_bytes, nbytes, owners[ours] + shift))
-            part._found[offset] = made
+                    copy.copies.append((runs[ours] + shift[:, None] * self._row_bytes, nbytes, owners[ours] + shift))
+            part._found[offset] = copy
         return part

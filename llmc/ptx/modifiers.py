@@ -31,7 +31,7 @@ class Modifiers:
 
     def maybe(self, *names: str) -> str | None:
         """Return the same as `one_of`, but None if the opcode has none of them."""
-        return self.one_of(*names) if any(given in names for given in self._rest) else None
+        return self.one_of(*names) if any(name in names for name in self._rest) else None
 
     def next(self) -> str:
         """The first modifier that is left; it is taken. Raises Refused if none is left."""

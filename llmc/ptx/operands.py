@@ -34,8 +34,8 @@ class Scope:
     registers: dict[str, Register] = field(default_factory=dict)
 
     def register(self, name: str) -> Register | None:
-        found = self.registers.get(name)
-        return found if found is not None or self.outer is None else self.outer.register(name)
+        register = self.registers.get(name)
+        return register if register is not None or self.outer is None else self.outer.register(name)
 
     def label(self, name: str) -> str:
         """Return the label's name among all labels of the kernel: two scopes may each have one of the same name."""
@@ -58,7 +58,7 @@ def parse_guard(text: str, scope: Scope, at: str) -> tuple[Guard | None, str]:
 
 def parse_operands(text: str, scope: Scope, at: str) -> tuple[Operand, ...]:
     """The operands that commas divide. Raises PtxError for a register that is not declared."""
-    return tuple(_operand(each, scope, at) for each in _divided(text) if each)
+    return tuple(_operand(piece, scope, at) for piece in _divided(text) if piece)
 
 
 def _divided(text: str) -> Iterator[str]:
@@ -99,7 +99,7 @@ def _whole(text: str, at: str) -> int:
     if match is None:
         raise PtxError(f"{text!r} is not a whole number", at=at, fix=REBUILD)
     sign, *digits = match.groups()
-    value = next(int(each, base) for each, base in zip(digits, _BASES, strict=True) if each is not None)
+    value = next(int(group, base) for group, base in zip(digits, _BASES, strict=True) if group is not None)
     return -value if sign else value
 
 

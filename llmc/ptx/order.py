@@ -61,8 +61,8 @@ class Order:
         lanes = whole(mask, (self.blocks, self.threads))
         if self.threads % 32:
             lanes = np.pad(lanes, ((0, 0), (0, -self.threads % 32)))
-        found: Bools = np.logical_or.reduce(lanes.reshape(self.blocks, self.warps, 32), axis=2)
-        return found
+        warps: Bools = np.logical_or.reduce(lanes.reshape(self.blocks, self.warps, 32), axis=2)
+        return warps
 
     def agents_of(self, stamps: Stamps) -> npt.NDArray[np.intp]:
         """The index in `seen` of the signer."""
@@ -74,7 +74,9 @@ class Order:
         """Make room for the phases of `count` mbarriers."""
         missing = self.warps + count - self.seen.shape[2]
         if missing > 0:
-            self.seen, self.fenced = (np.pad(each, ((0, 0), (0, 0), (0, missing))) for each in (self.seen, self.fenced))
+            self.seen, self.fenced = (
+                np.pad(clocks, ((0, 0), (0, 0), (0, missing))) for clocks in (self.seen, self.fenced)
+            )
 
     def join(self, warps: Bools) -> None:
         """Synchronize the warps of each block: each has seen what any of them has seen. A new epoch begins for them."""
@@ -93,7 +95,7 @@ class Order:
         self._refresh()
 
     def tick(self, warps: Bools) -> None:
-        """A new epoch of each of the warps, in which it has seen the one before."""
+        """Begin a new epoch of each of the warps, which has seen its own earlier ones."""
         rows, own = np.nonzero(warps)
         self.seen[rows, own, own] = self.now[rows, own]
         self.now[rows, own] += 1

@@ -38,9 +38,9 @@ def parse_module(text: str, name: str) -> Module:
     """
     version, target = _header(text, name)
     files: dict[str, str] = dict(_FILE.findall(text))
-    found = list(statements(text, name))
-    shared = {v.name: v for v in _module_variables(found, name)}
-    kernels = tuple(_kernels(found, files, shared, name))
+    parsed = list(statements(text, name))
+    shared = {v.name: v for v in _module_variables(parsed, name)}
+    kernels = tuple(_kernels(parsed, files, shared, name))
     if not kernels:
         raise cut_off(name, len(text.splitlines()), "it has no kernel")
     return Module(name, version, target, kernels)
@@ -112,7 +112,7 @@ class _KernelReader:
                 self._directive(statement)
             else:
                 self._instruction(statement)
-        sizes = {name: tuple(int(size) for size in given.split(",")) for name, given in _SIZES.findall(match[3])}
+        sizes = {name: tuple(int(size) for size in extents.split(",")) for name, extents in _SIZES.findall(match[3])}
         return Kernel(
             match[1],
             tuple(_parameters(match[2], self.at(header.line))),
@@ -129,16 +129,16 @@ class _KernelReader:
 
     def _labels_by_scope(self, body: list[Statement]) -> list[frozenset[str]]:
         """The labels of each scope, in the order in which scopes open: a branch may go to one that comes later."""
-        found, stack = list[set[str]](), list[int]()
+        labels, stack = list[set[str]](), list[int]()
         for statement in body:
             if statement.kind is Kind.OPEN:
-                stack.append(len(found))
-                found.append(set())
+                stack.append(len(labels))
+                labels.append(set())
             elif statement.kind is Kind.CLOSE:
                 stack.pop()
             elif statement.kind is Kind.LABEL:
-                found[stack[-1]].add(statement.text)
-        return [frozenset(each) for each in found]
+                labels[stack[-1]].add(statement.text)
+        return [frozenset(names) for names in labels]
 
     def _directive(self, statement: Statement) -> None:
         if re.match(r"\.loc\b", statement.text):
@@ -171,8 +171,8 @@ class _KernelReader:
             if match is None:
                 raise PtxError(f"{given.strip()!r} is not a register", at=self.at(statement.line), fix=REBUILD)
             stem, count = match.groups()
-            each = [stem] if count is None else [f"{stem}{i}" for i in range(int(count))]
-            for name in each:
+            declared = [stem] if count is None else [f"{stem}{i}" for i in range(int(count))]
+            for name in declared:
                 register = Register(name, len(self.registers), REGISTER_BYTES[kind], kind == "pred")
                 self.registers.append(register)
                 self.scopes[-1].registers[name] = register
@@ -187,10 +187,10 @@ class _KernelReader:
 
 def _parameters(text: str, at: str) -> Iterator[Parameter]:
     offset = 0
-    for given in filter(None, (" ".join(each.split()) for each in text.split(","))):
-        match = _PARAMETER.match(given)
+    for declared in filter(None, (" ".join(parameter.split()) for parameter in text.split(","))):
+        match = _PARAMETER.match(declared)
         if match is None or match[1] not in REGISTER_BYTES:
-            raise PtxError(f"the parameter {given!r} cannot be read", at=at, fix=REBUILD)
+            raise PtxError(f"the parameter {declared!r} cannot be read", at=at, fix=REBUILD)
         count = int(match[3] or 1)
         nbytes = REGISTER_BYTES[match[1]] * count
         yield Parameter(match[2], match[1], count, offset, nbytes)
@@ -208,7 +208,7 @@ def _variable(statement: Statement, name: str) -> Variable | None:
     count = int(dimension.strip("[]") or 0) if dimension else 1
     if count * size > _MOST_BYTES:
         raise PtxError(f"{variable} has {count * size} bytes", at=f"{name}:{statement.line}", fix=REBUILD)
-    values = [int(each, 0) for each in re.findall(r"-?\w+", content or "")]
+    values = [int(number, 0) for number in re.findall(r"-?\w+", content or "")]
     data = b"".join((value % (1 << 8 * size)).to_bytes(size, "little") for value in values).ljust(count * size, b"\0")
     return Variable(
         variable, space, count * size, int(alignment or size), data if space in ("global", "const") else b""

@@ -16,7 +16,7 @@ class PublishedMaps:
         self._maps = {} if known is None else known
 
     def publish(self, addresses: npt.NDArray[np.int64], lanes: Indices) -> None:
-        """Maps have been copied to global memory."""
+        """Record that tensor maps were copied to global memory, and that no warp has acquired them yet."""
         for address, lane in zip(addresses, lanes, strict=True):
             self._maps[int(lane) // self._order.threads, int(address)] = None
 

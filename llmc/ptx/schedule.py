@@ -48,9 +48,9 @@ class Schedule:
         if len(self.running) == 1:
             return self.running.pop()
         place = min(strand.place for strand in self.running)
-        found = [strand for strand in self.running if strand.place == place]
+        strands = [strand for strand in self.running if strand.place == place]
         self.running = [strand for strand in self.running if strand.place != place]
-        return found[0] if len(found) == 1 else Strand(place, self._united([strand.mask for strand in found]))
+        return strands[0] if len(strands) == 1 else Strand(place, self._united([strand.mask for strand in strands]))
 
     def _united(self, masks: list[Mask]) -> Mask:
         """Return all threads of several masks."""
@@ -61,20 +61,20 @@ class Schedule:
         """Let threads continue at a place."""
         self.running.append(Strand(place, mask))
 
-    def part(self, mask: Mask, taken: Bools, there: int, following: int) -> None:
-        """A branch of the mask's threads: where `taken` is set they go there, others continue after it."""
+    def part(self, mask: Mask, taken: Bools, target: int, following: int) -> None:
+        """Branch the threads of the mask: those with `taken` go to `target`, the others to `following`."""
         jumping = taken if mask is None else mask & taken
         staying = ~taken if mask is None else mask & ~taken
         if not staying.any():
-            self.go(there, mask)
+            self.go(target, mask)
         elif not jumping.any():
             self.go(following, mask)
         else:
-            self.go(there, whole(jumping, self.shape))
+            self.go(target, whole(jumping, self.shape))
             self.go(following, whole(staying, self.shape))
 
     def end(self, mask: Mask) -> None:
-        """Threads return. Threads that wait for the rest of their warp are checked again."""
+        """End the threads of the mask, and check the threads that wait for the rest of their warp again."""
         self.alive = self.living() & ~whole(mask, self.shape)
         for place, held in self.gathering.items():
             self.go(place, held)
@@ -90,14 +90,14 @@ class Schedule:
         if mask is None or mask.shape[1] == 1:
             return mask, True
         held = self.gathering.pop(place, None)
-        here = whole(mask, self.shape) if held is None else mask | held
-        warps = here.reshape(self.shape[0], -1, 32)
+        arrived = whole(mask, self.shape) if held is None else mask | held
+        warps = arrived.reshape(self.shape[0], -1, 32)
         missing = (~warps & self.living().reshape(warps.shape)).any(axis=2) & warps.any(axis=2)
         if not missing.any():
-            return (mask if held is None else here), True
+            return (mask if held is None else arrived), True
         lacks = np.repeat(missing, 32, axis=1)
-        self.gathering[place] = here & lacks
-        ready = here & ~lacks
+        self.gathering[place] = arrived & lacks
+        ready = arrived & ~lacks
         return ready, bool(ready.any())
 
     def take(self, rows: Indices) -> "Schedule":

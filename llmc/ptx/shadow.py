@@ -63,10 +63,10 @@ class Shadow:
         self._sign(index, nbytes, stamps)
         if whole_warp:
             return _NO_PLACES, _NO_PLACES
-        found = self._written_by(index, nbytes)[:, 0]
-        lost = np.flatnonzero(found != stamps)
+        latest = self._written_by(index, nbytes)[:, 0]
+        lost = np.flatnonzero(latest != stamps)
         rows = lanes[lost] // self._order.threads
-        return lost, rows * self._order.threads + (found[lost] & CODES - 1)
+        return lost, rows * self._order.threads + (latest[lost] & CODES - 1)
 
     def sign_for_warps(self, index: Indices, nbytes: int, lanes: Indices) -> None:
         """Record as the warp's what several threads of a warp have written at the same place."""
@@ -92,7 +92,7 @@ class Shadow:
         self._sign(index, nbytes, PENDING + (MBARRIER_CODE + mbarriers).astype(np.int32))
 
     def end_bulk_write(self, index: Indices, nbytes: int, stamps: Stamps) -> None:
-        """A phase of an mbarrier has completed them."""
+        """Record that a phase of an mbarrier has completed the bulk writes."""
         self._sign(index, nbytes, stamps)
 
     def begin_proxy_read(self, index: Indices, nbytes: int, lanes: Indices, at: Instruction) -> None:
@@ -120,13 +120,13 @@ class Shadow:
     ) -> None:
         """Check against the previous writers of the bytes. by_warp: a thread that did is not the one that makes the
         access."""
-        found = self._written_by(index, nbytes)
-        if is_read and not found.min(initial=1):
-            self._tell(Check.UNWRITTEN, "shared memory", lanes[(found == 0).any(axis=1)], at)
+        stamps = self._written_by(index, nbytes)
+        if is_read and not stamps.min(initial=1):
+            self._tell(Check.UNWRITTEN, "shared memory", lanes[(stamps == 0).any(axis=1)], at)
         settled = self._order.settled_for_proxy if by_proxy else self._order.settled
-        if found.max(initial=0) > settled:
-            what = "it was written" if is_read else "it was written before"
-            self._judge(found, lanes, at, what, settled, by_proxy, by_warp)
+        if stamps.max(initial=0) > settled:
+            event = "it was written" if is_read else "it was written before"
+            self._judge(stamps, lanes, at, event, settled, by_proxy, by_warp)
 
     def _check_overwrite(
         self,
@@ -141,19 +141,19 @@ class Shadow:
         self._check_writes(index, nbytes, lanes, at, is_read=False, by_proxy=by_proxy, by_warp=by_warp)
         runs, settled = index >> _shift(nbytes), self._order.settled
         for warp in range(self._order.warps):
-            found = self._at(True, nbytes, warp * (self._writes.size // self._width(nbytes)) + runs)
-            if found.max(initial=0) > settled:
-                self._judge(found, lanes, at, "it was read before", settled, False, by_warp)
+            stamps = self._at(True, nbytes, warp * (self._writes.size // self._width(nbytes)) + runs)
+            if stamps.max(initial=0) > settled:
+                self._judge(stamps, lanes, at, "it was read before", settled, False, by_warp)
 
     def _judge(
-        self, found: Stamps, lanes: Indices, at: Instruction, what: str, settled: int, by_proxy: bool, by_warp: bool
+        self, earlier: Stamps, lanes: Indices, at: Instruction, what: str, settled: int, by_proxy: bool, by_warp: bool
     ) -> None:
         """Check each stamp separately. by_proxy: stores also need a proxy fence after them."""
         order = self._order
-        if found.shape[1] > 1 and (found == found[:, :1]).all():
-            found = found[:, :1]
-        suspects = np.nonzero(found > settled)
-        stamps, owners = found[suspects], lanes[suspects[0]]
+        if earlier.shape[1] > 1 and (earlier == earlier[:, :1]).all():
+            earlier = earlier[:, :1]
+        suspects = np.nonzero(earlier > settled)
+        stamps, owners = earlier[suspects], lanes[suspects[0]]
         rows, threads = owners // order.threads, (owners % order.threads).astype(np.int32)
         epochs, codes, agents = stamps >> CODE_BITS, stamps & CODES - 1, order.agents_of(stamps)
         is_pending, is_bulk = epochs == PENDING_EPOCH, codes >= MBARRIER_CODE
@@ -224,8 +224,8 @@ class Shadow:
     def _at(self, of_reads: bool, nbytes: int, runs: Indices) -> Stamps:
         """[runs, granules of one]."""
         width = self._width(nbytes)
-        found: Stamps = self._view(of_reads, width).take(runs).view(np.int32).reshape(-1, width)
-        return found
+        stamps: Stamps = self._view(of_reads, width).take(runs).view(np.int32).reshape(-1, width)
+        return stamps
 
     def _put(self, of_reads: bool, nbytes: int, runs: Indices, signed: Stamps) -> None:
         width = self._width(nbytes)

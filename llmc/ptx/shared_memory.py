@@ -60,27 +60,30 @@ class SharedMemory:
             return rows + offsets, lanes, None
         odd = (addresses & nbytes - 1) != 0
         outside = (offsets < 0) | (offsets + nbytes > self.nbytes)
-        for check, wrong, what in (
+        for check, wrong, problem in (
             (Check.ALIGNMENT, odd, f"no multiple of {nbytes}"),
             (Check.BOUNDS, outside, f"not within the {self.nbytes} bytes of shared memory"),
         ):
             if wrong.any():
-                self._tell(check, f"shared memory at byte {int(offsets[wrong][0])} is {what}", lanes[wrong], at)
+                self._tell(check, f"shared memory at byte {int(offsets[wrong][0])} is {problem}", lanes[wrong], at)
         good = ~odd & ~outside
         return (rows + offsets)[good], lanes[good], good
 
     def load(self, index: Indices, nbytes: int) -> Values:
         """The words that begin at each index."""
-        found: Values = self.words(nbytes).take(index >> nbytes.bit_length() - 1)
-        return found
+        values: Values = self.words(nbytes).take(index >> nbytes.bit_length() - 1)
+        return values
 
     def store(self, index: Indices, nbytes: int, words: Values) -> None:
         """Write a word at each index."""
         self.words(nbytes)[index >> nbytes.bit_length() - 1] = words
 
     def store_checked(self, index: Indices, nbytes: int, lanes: Indices, words: Values, at: Instruction) -> None:
-        """The same for threads, which must be in order. Several threads may write the same word to one place in one
-        instruction: a reduction, or a layout that repeats values, leaves them with all of them."""
+        """Write a word per thread, and report races. lanes: the threads, in order.
+
+        Several threads may write the same word to one place in one instruction: a reduction, or a layout that repeats
+        values, leaves the word with all of them.
+        """
         lost, winners = self.shadow.write(index, nbytes, lanes, at)
         self.store(index, nbytes, words)
         if not len(lost):

@@ -41,7 +41,7 @@ _HEADER = re.compile(r"\.[^{;]*")
 
 def statements(text: str, name: str) -> Iterator[Statement]:
     """The statements of PTX text in order. name: of the file. Raises PtxError where the text ends too early."""
-    text = _COMMENT.sub(lambda found: re.sub(r"[^\n]", " ", found[0]), text)
+    text = _COMMENT.sub(lambda match: re.sub(r"[^\n]", " ", match[0]), text)
     ends = [match.start() for match in re.finditer("\n", text)]
     position, depth = 0, 0
     while True:
@@ -57,9 +57,9 @@ def statements(text: str, name: str) -> Iterator[Statement]:
             position += 1
         elif text[position] == ".":
             match = next(
-                found
+                candidate
                 for pattern in (_LINE_DIRECTIVE, _SECTION, _VARIABLE, _HEADER)
-                if (found := pattern.match(text, position))
+                if (candidate := pattern.match(text, position))
             )
             yield Statement(Kind.DIRECTIVE, match[0].rstrip("; \t\r\n"), line)
             position = match.end()

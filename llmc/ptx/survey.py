@@ -23,14 +23,14 @@ class OpcodeUse:
 
 def survey(texts: Mapping[str, str]) -> tuple[OpcodeUse, ...]:
     """The opcodes of PTX texts, by kernel, in alphabetical order. Raises PtxError if a text is not PTX."""
-    found: dict[str, list[tuple[str, Instruction]]] = defaultdict(list)
+    by_opcode: dict[str, list[tuple[str, Instruction]]] = defaultdict(list)
     refused: dict[str, str] = {}
     for name, text in texts.items():
         for kernel in parse_module(text, name).kernels:
             for instruction in kernel.instructions:
-                found[instruction.opcode].append((name, instruction))
-            refused |= {each.instruction.opcode: each.reason for each in refusals_of(kernel)}
+                by_opcode[instruction.opcode].append((name, instruction))
+            refused |= {refusal.instruction.opcode: refusal.reason for refusal in refusals_of(kernel)}
     return tuple(
         OpcodeUse(opcode, len(uses), tuple(dict.fromkeys(name for name, _ in uses)), refused.get(opcode), uses[0])
-        for opcode, uses in sorted(found.items())
+        for opcode, uses in sorted(by_opcode.items())
     )

@@ -135,8 +135,8 @@ class Team:
 
     def chosen(self, value: Values, mask: Mask) -> npt.NDArray[Any]:
         """A value's elements for the threads of the mask, in the order of `lanes`."""
-        every = np.broadcast_to(value, self.shape)
-        return every.reshape(-1) if mask is None else every[self.whole(mask)]
+        spread = np.broadcast_to(value, self.shape)
+        return spread.reshape(-1) if mask is None else spread[self.whole(mask)]
 
     def placed(self, values: npt.NDArray[Any], mask: Mask) -> Values:
         """The other way: each value at its thread's place, zeros at others'."""
@@ -165,16 +165,16 @@ class Team:
 
     # ---- where threads go --------------------------------------------------------------------------------------------
 
-    def branch(self, strand: Strand, taken: Bools, there: int, following: int) -> None:
+    def branch(self, strand: Strand, taken: Bools, target: int, following: int) -> None:
         """Part a strand. Where a loop goes on for a few blocks alone, those leave."""
-        self.schedule.part(strand.mask, taken, there, following)
-        if there < following and self.blocks > 1 and self.blocks * self.threads >= _LEAST_SPLIT and not taken.all():
+        self.schedule.part(strand.mask, taken, target, following)
+        if target < following and self.blocks > 1 and self.blocks * self.threads >= _LEAST_SPLIT and not taken.all():
             staying = np.logical_or.reduce(taken if strand.mask is None else strand.mask & taken, axis=1)
             if len(staying) == self.blocks and 0 < 2 * int(staying.sum()) <= self.blocks:
                 self.leaving = staying
 
     def end(self, mask: Mask, at: Instruction) -> None:
-        """Threads return."""
+        """End the threads of the mask. Report threads that end before they have waited for earlier launches."""
         lanes = self.lanes(mask)
         if self.launch.waits and not self.has_waited[lanes].all():
             early = lanes[~self.has_waited[lanes]]

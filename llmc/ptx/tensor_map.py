@@ -75,29 +75,29 @@ def replace_field(octets: npt.NDArray[np.uint8], field: str, dimension: int, val
 
 def read_map(octets: npt.NDArray[np.uint8]) -> TensorMap | str:
     """The map in 128 bytes, or what is wrong with it."""
-    one = octets.view(_LAYOUT)[0]
-    rank = int(one["rank"]) + 1
-    is_set = int(one["set"])
+    layout = octets.view(_LAYOUT)[0]
+    rank = int(layout["rank"]) + 1
+    is_set = int(layout["set"])
     needed = [("global_address", 20), ("rank", 21), ("elemtype", 22), ("swizzle_mode", 23)]
     for name, (_, bit) in _DIMENSIONED.items():
         needed += [(f"{name} {i}", bit + i) for i in range(rank - (name == "global_stride"))]
     missing = [name for name, bit in needed if not is_set >> bit & 1]
     if rank > _RANKS or missing:
         return f"it lacks {', '.join(missing)}" if missing else f"it has {rank} dimensions"
-    element_bytes, swizzle = _ELEMENT_BYTES.get(int(one["type"])), SWIZZLE_BYTES.get(int(one["swizzle"]))
+    element_bytes, swizzle = _ELEMENT_BYTES.get(int(layout["type"])), SWIZZLE_BYTES.get(int(layout["swizzle"]))
     if element_bytes is None or swizzle is None:
-        return f"its elemtype is {int(one['type'])} and its swizzle_mode {int(one['swizzle'])}"
-    if any(int(stride) != 1 for stride in one["element_stride"][:rank]):
+        return f"its elemtype is {int(layout['type'])} and its swizzle_mode {int(layout['swizzle'])}"
+    if any(int(stride) != 1 for stride in layout["element_stride"][:rank]):
         return "it leaves elements out"
-    found = TensorMap(
-        int(one["address"]),
-        tuple(int(size) for size in one["dim"][:rank]),
-        tuple(int(stride) for stride in one["stride"][: rank - 1]),
-        tuple(int(size) for size in one["box"][:rank]),
+    tensor_map = TensorMap(
+        int(layout["address"]),
+        tuple(int(size) for size in layout["dim"][:rank]),
+        tuple(int(stride) for stride in layout["stride"][: rank - 1]),
+        tuple(int(size) for size in layout["box"][:rank]),
         element_bytes,
         swizzle,
     )
-    return _problem(found) or found
+    return _problem(tensor_map) or tensor_map
 
 
 def _problem(tensor_map: TensorMap) -> str | None:

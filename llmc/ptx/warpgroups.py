@@ -100,8 +100,8 @@ class Warpgroups:
 
     def _check_free(self, held: dict[int, Counts], index: int, warps: Bools, at: Instruction) -> None:
         groups = held.get(index)
-        if groups is not None and (taken := warps & (groups > 0)).any():
-            self._tell_warps(Check.REGISTERS, "no wgmma.wait_group has waited for it", taken, at)
+        if groups is not None and (busy := warps & (groups > 0)).any():
+            self._tell_warps(Check.REGISTERS, "no wgmma.wait_group has waited for it", busy, at)
 
     def _lanes(self, mask: Mask) -> Indices:
         """The first thread of each warp, which stands for it."""

@@ -49,8 +49,8 @@ class BuildRecord:
         writer.write_text(EXPLANATION_NAME, "".join(f"{line.text}\n" for line in explanation))
         if self.placements is not None:
             writer.write_json(PLACEMENTS_NAME, self.placements)
-        made = ((QUANTIZATION_NAME, graph.quantized), (SPARSITY_NAME, graph.sparse), (PRUNING_NAME, graph.pruned))
-        for name, records in made:
+        tables = ((QUANTIZATION_NAME, graph.quantized), (SPARSITY_NAME, graph.sparse), (PRUNING_NAME, graph.pruned))
+        for name, records in tables:
             if records:
                 writer.write_json(name, records)
 
@@ -84,8 +84,8 @@ class BuildObserver:
 
     def __call__(self, record: PassRecord, graph: ModelGraph) -> None:
         """Record what a pass did."""
-        for each in (self._graphs, self._coverage, self._placements):
-            each(record, graph)
+        for observer in (self._graphs, self._coverage, self._placements):
+            observer(record, graph)
 
     def record(self, passes: tuple[PassRecord, ...]) -> BuildRecord:
         """The record of everything observed. passes: the records of all passes that ran."""

@@ -34,10 +34,22 @@ class Provenance:
 
 @dataclass(frozen=True)
 class EngineContents:
-    """The parts of an engine that its report shows. passes: as passes.json has them. graphs: (pass number, name, text),
-    in order. code: by file name, the kernels' sources. quantized: what was done to each weight. sparse: what became of
-    each with zeros. pruned: what each part of the model lost. placements: None for a stage that a single rank runs.
-    stages: the programs that `program` is joined of."""
+    """The parts of an engine that its report shows.
+
+    Args:
+        path: The engine directory.
+        manifest: Its manifest.
+        program: The program, joined from the programs of all pipeline stages.
+        stages: The program of each pipeline stage.
+        passes: The records of passes.json.
+        graphs: (pass number, name, text) of each stored graph, in order.
+        provenance: The source line and rewrite of each node.
+        placements: Each rank's part of the weights; None for a stage that a single rank runs.
+        code: The kernels' sources by file name.
+        quantized: The scheme and error of each quantized weight.
+        sparse: The storage of each weight with zeros.
+        pruned: The parameters that each part of the model lost.
+    """
 
     path: Path
     manifest: Manifest
@@ -74,12 +86,12 @@ def read_contents(files: EngineFiles, manifest: Manifest, *stages: Program) -> E
 
 def read_graphs(files: EngineFiles) -> tuple[tuple[int, str, str], ...]:
     """The graphs that an engine keeps: the number and name of the pass that each came out of, and its text."""
-    found = []
+    graphs = []
     for file in files.below(GRAPHS):
         number, _, name = Path(file).stem.partition("-")
         if number.isdigit() and name:
-            found.append((int(number), name, files.text(file)))
-    return tuple(sorted(found))
+            graphs.append((int(number), name, files.text(file)))
+    return tuple(sorted(graphs))
 
 
 def read_provenance(files: EngineFiles) -> Provenance:

@@ -29,7 +29,7 @@ class RankExplanation:
     def to_json(self) -> dict[str, Any]:
         """Plain data. `beside`: "same", or the difference from Hugging Face's plan. `agreement`: the number of
         matrices, and of those split in the same way."""
-        weights = [to_json(each) | {"beside": beside(each, self.plan)} for each in self.placements.weights]
+        weights = [to_json(weight) | {"beside": beside(weight, self.plan)} for weight in self.placements.weights]
         alike = agreement(self.placements.weights, self.plan) if self.plan else None
         return {**to_json(self.placements), "weights": weights, "stages": to_json(self.stages), "agreement": alike}
 
@@ -81,7 +81,7 @@ def explain_engine(engine: Path) -> Explanation:
     directory = read_engine(engine, check_weights=False, check_machine=False)
     files = directory.files
     # The file holds no times, so that builds give the same bytes.
-    timed = [{**each, "seconds": 0.0} for each in files.parsed(PASSES_NAME, tuple[dict[str, Any], ...])]
+    timed = [{**record, "seconds": 0.0} for record in files.parsed(PASSES_NAME, tuple[dict[str, Any], ...])]
     passes = from_json(tuple[PassRecord, ...], timed, str(files.path / PASSES_NAME))
     ranks = explain_ranks(read_placements(files), directory.stage_programs, directory.manifest.model.family)
     return Explanation(passes, files.parsed(COVERAGE_NAME, tuple[Coverage, ...]), ranks=ranks)
@@ -98,17 +98,17 @@ def history(explanation: Explanation, node: str) -> NodeHistory:
     """The rewrites and refusals of a node, by name. Raises OptionError if there are none."""
     rewrites = [(p.name, r) for p in explanation.passes for r in p.rewrites]
     refusals = [(p.name, r) for p in explanation.passes for r in p.refusals]
-    made = next((each for each in rewrites if node in each[1].made), None)
-    used = tuple(each for each in rewrites if node in each[1].nodes)
+    maker = next((entry for entry in rewrites if node in entry[1].made), None)
+    used = tuple(entry for entry in rewrites if node in entry[1].nodes)
     about = tuple(
-        each
-        for each in refusals
-        if node == each[1].node or node in {n.name for n in (*each[1].users, *each[1].operands)}
+        entry
+        for entry in refusals
+        if node == entry[1].node or node in {n.name for n in (*entry[1].users, *entry[1].operands)}
     )
-    if made is None and not used and not about:
+    if maker is None and not used and not about:
         raise OptionError(
             f"no rewrite and no refusal is about a node {node!r}",
             at=f"--node {node}",
             fix="node names: llmc passes MODEL --stop-after N --graph, or report/graphs/*.txt of an engine",
         )
-    return NodeHistory(made, used, about)
+    return NodeHistory(maker, used, about)

@@ -28,8 +28,8 @@ def overview_lines(name: str, explanation: Explanation) -> Iterator[Line]:
     if explanation.error is not None:
         yield from _error(name, explanation.error)
     yield Line(f"coverage of {name}", "bold")
-    for each in explanation.coverage:
-        yield from _coverage(each)
+    for rule_coverage in explanation.coverage:
+        yield from _coverage(rule_coverage)
     if not explanation.coverage:
         yield Line("  nothing was found that a pass could cover")
     yield Line("")
@@ -139,8 +139,8 @@ def _source(source: str | None) -> Iterator[Line]:
 
 
 def _rewrite(rewrite: RewriteRecord) -> str:
-    made = rewrite.made[:_SHOWN_NODES]
-    arrow = f" → {', '.join(made)}{' …' if len(rewrite.made) > len(made) else ''}" if made else ""
+    nodes = rewrite.made[:_SHOWN_NODES]
+    arrow = f" → {', '.join(nodes)}{' …' if len(rewrite.made) > len(nodes) else ''}" if nodes else ""
     return f"#{rewrite.number} {rewrite.description}{arrow}"
 
 

@@ -41,16 +41,16 @@ def kernel_budgets(directory: "EngineDirectory") -> KernelBudgets:
     """
     from llmc.targets import gpu_target
 
-    found: KernelBudgets = {}
-    for each in directory.programs if directory.program.kernels else ():
-        target = gpu_target(each.target)
+    budgets: KernelBudgets = {}
+    for compiled in directory.programs if directory.program.kernels else ():
+        target = gpu_target(compiled.target)
         if target.backend != "cuda":
             continue
         # Not at the top: it imports all kernels, and so Triton.
         from llmc.codegen.triton.machine_code.findings import program_findings
 
-        for checked in program_findings(directory.path, each.program, target):
-            found.setdefault(checked.code.kernel.name, {})[target.arch_name] = tuple(
+        for checked in program_findings(directory.path, compiled.program, target):
+            budgets.setdefault(checked.code.kernel.name, {})[target.arch_name] = tuple(
                 BudgetRow(
                     figure=finding.limit.figure.replace("_", " "),
                     value=finding.value,
@@ -60,4 +60,4 @@ def kernel_budgets(directory: "EngineDirectory") -> KernelBudgets:
                 )
                 for finding in checked.findings
             )
-    return found
+    return budgets

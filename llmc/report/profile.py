@@ -69,9 +69,9 @@ def check_profile(profile: Profile, directory: EngineDirectory, at: Path) -> Non
     """Raise EngineFormatError for a profile of another engine."""
     launches = directory.program.launches
     fits = all(
-        each.launch < len(launches) and launches[each.launch].kernel == each.kernel
+        timing.launch < len(launches) and launches[timing.launch].kernel == timing.kernel
         for step in profile.steps
-        for each in step.launches
+        for timing in step.launches
     )
     if not fits or profile.target != directory.manifest.target.name:
         raise EngineFormatError(

@@ -44,7 +44,7 @@ class Client:
         finished: float | None = None,
         error: RequestError | None = None,
     ) -> News:
-        """finished: when, for the last ones."""
+        """Make the next message of a stream. finished: the time at which the request ended, for the last message."""
         first, times = self.first, self.times
         if times is None or finished is not None:
             times = self.times = RequestTimes(self.arrived, first.standing.started, self.first_token, finished)
@@ -80,7 +80,7 @@ def news_of(client: Client, request: Request) -> NewTokens:
     if not client.streams:
         client.told_prompt = True
         return NewTokens(tokens)
-    choices = tuple(found for choice in own if (found := choice_news(client, choice)) is not None)
+    choices = tuple(news for choice in own if (news := choice_news(client, choice)) is not None)
     return NewTokens(tokens, client.news(choices) if choices else None)
 
 
@@ -91,7 +91,7 @@ def last_news(client: Client, now: float) -> LastNews:
         raise job.error
     if isinstance(job, SampledJob) and client.streams:
         tokens = count_tokens(client, job.choices)
-        choices = tuple(found for choice in job.choices if (found := choice_news(client, choice)) is not None)
+        choices = tuple(last for choice in job.choices if (last := choice_news(client, choice)) is not None)
         return LastNews(tokens, choices[-1].finish_reason or "stop", client.news(choices, finished=now))
     results = job.results()
     # The sequences that were counted need not be those that the answer has.
@@ -120,16 +120,16 @@ def choice_news(client: Client, choice: Request) -> ChoiceNews | None:
     """The new tokens of a choice since the last output to its client; None if there are none."""
     assert isinstance(choice, Generation)
     index = choice.index
-    told, length = client.told[index], len(choice.tokens)
-    if client.ended[index] or (told == length and not choice.finished):
+    sent, length = client.told[index], len(choice.tokens)
+    if client.ended[index] or (sent == length and not choice.finished):
         return None
     client.told[index], client.ended[index] = length, choice.finished
     logprobs = None
     if choice.logprobs is not None:
-        logprobs = tuple(choice.logprobs[told - choice.prompt_tokens :])
+        logprobs = tuple(choice.logprobs[sent - choice.prompt_tokens :])
     return ChoiceNews(
         index,
-        tuple(choice.tokens[told:]),
+        tuple(choice.tokens[sent:]),
         None if choice.text is None else choice.text.read(),
         logprobs,
         choice.finish_reason,
@@ -156,8 +156,8 @@ def view(client: Client, now: float) -> RequestView:
 
 def deliver(news: list[tuple[OutputStream, News]]) -> None:
     """Put the news into each stream, in its own event loop."""
-    for stream, each in news:
-        stream.put(each)
+    for stream, item in news:
+        stream.put(item)
 
 
 def unavailable() -> UnavailableError:
@@ -167,15 +167,15 @@ def unavailable() -> UnavailableError:
 
 def engine_died(failure: EngineFailureError) -> UnavailableError:
     """The error of a request in flight when the engine has died."""
-    found = UnavailableError(
+    error = UnavailableError(
         "a step of the engine has failed, and the engine has stopped", fix="see the log, and restart it"
     )
-    found.__cause__ = failure
-    return found
+    error.__cause__ = failure
+    return error
 
 
 def step_failed(failure: EngineFailureError) -> UnavailableError:
     """The error of a request in flight when a step failed and the engine continues."""
-    found = UnavailableError("a step of the engine has failed, which ends the request", fix="try again")
-    found.__cause__ = failure
-    return found
+    error = UnavailableError("a step of the engine has failed, which ends the request", fix="try again")
+    error.__cause__ = failure
+    return error

@@ -150,8 +150,8 @@ class AsyncEngine:
         job = job_builder.job(request, arrived=arrived, new_masks=grammar)
         streams = request.streams and isinstance(job, SampledJob) and job.given == len(job.choices)
         count = len(job.sequences)
-        told, counted = [prompt_tokens] * count, [0] * count
-        client = Client(request, job, job.first, stream, arrived, told, [False] * count, streams, counted=counted)
+        sent, counted = [prompt_tokens] * count, [0] * count
+        client = Client(request, job, job.first, stream, arrived, sent, [False] * count, streams, counted=counted)
         # A command after the thread's last look at the queue would wait forever.
         with self._lock:
             if self._closed:

@@ -73,14 +73,14 @@ class ClientsInFlight:
     def _tell(self, client: Client, request: Request, now: float, loop: StepLoop) -> None:
         if client.first_token is None:
             self._begin(client, now)
-        found = attempt(news_of, client, request)
-        if isinstance(found, RequestError):
-            return self.end(client, loop, found)
-        self.generation_tokens += found.tokens
-        if found.is_last:
+        report = attempt(news_of, client, request)
+        if isinstance(report, RequestError):
+            return self.end(client, loop, report)
+        self.generation_tokens += report.tokens
+        if report.is_last:
             return self.end(client, loop)
-        if found.news is not None:
-            self._post(client, found.news)
+        if report.news is not None:
+            self._post(client, report.news)
 
     def end(self, client: Client, loop: StepLoop, error: RequestError | None = None) -> None:
         """Take a request out of the loop and tell its client. error: why it cannot go on, if it has not ended."""

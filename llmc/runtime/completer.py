@@ -49,9 +49,11 @@ class Completer:
         with as_llmc_error():
             requests = self._requests(prompts, params, adapter)
             completions = []
-            for request, (answer, found) in zip(requests, self._answers(requests, progress), strict=True):
+            for request, (answer, cached_tokens) in zip(requests, self._answers(requests, progress), strict=True):
                 choices = tuple(self._choice(result, request.params) for result in answer.results)
-                completions.append(Completion(choices, len(request.prompt_token_ids), found, answer.prompt_logprobs))
+                completions.append(
+                    Completion(choices, len(request.prompt_token_ids), cached_tokens, answer.prompt_logprobs)
+                )
             return completions
 
     def rows(self, texts: Sequence[Sequence[int]], progress: Progress, adapter: str | None = None) -> list[Row]:
@@ -65,8 +67,8 @@ class Completer:
         """Yield all requests' answers, and the number of tokens of each that were found in a cache."""
         cached = [None if self.cache is None else self.cache.get(request) for request in requests]
         jobs = [None if a else self._job(i, r) for i, (r, a) in enumerate(zip(requests, cached, strict=True))]
-        with telling(progress, len(jobs)) as told:
-            self._run([job for job in jobs if job is not None], told)
+        with telling(progress, len(jobs)) as advance:
+            self._run([job for job in jobs if job is not None], advance)
         for index, (request, answer, job) in enumerate(zip(requests, cached, jobs, strict=True)):
             if answer is None:
                 assert job is not None
@@ -114,9 +116,9 @@ class Completer:
             warnings.warn(note, RequestWarning, stacklevel=2)
         return self.job_builder.job(request, new_masks=compiled)
 
-    def _run(self, jobs: Sequence[GenerationJob], told: Told | None) -> None:
+    def _run(self, jobs: Sequence[GenerationJob], advance: Told | None) -> None:
         with self.loop.serving([job.first for job in jobs]) as until:
-            if told is None:
+            if advance is None:
                 until(lambda: all(job.finished for job in jobs))
                 return
             done = -1
@@ -128,7 +130,7 @@ class Completer:
 
                 until(is_time)
                 if done != (done := sum(job.finished for job in jobs)):
-                    told(done, len(jobs))
+                    advance(done, len(jobs))
 
     def _choice(self, result: ChoiceResult, params: SamplingParams) -> Choice:
         """A finished choice with its text."""

@@ -236,8 +236,8 @@ class Engine(TextGenerator):
             RequestError: For a sequence that is empty or too long, or an id outside of the vocabulary.
         """
         check_task(self.info.head, wants_row=False)
-        given, is_one = as_list(tokens)
-        sequences = [ids_of(each, self._tokenizer) for each in given]
+        prompts, is_one = as_list(tokens)
+        sequences = [ids_of(ids, self._tokenizer) for ids in prompts]
         for index, sequence in enumerate(sequences):
             check_length(f"prompt {index}", sequence, self.limits.max_model_len, "")
             check_ids(f"prompt {index}", sequence, self.info.vocab_size)

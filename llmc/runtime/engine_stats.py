@@ -65,8 +65,16 @@ class CacheStats:
 
 @dataclass(frozen=True)
 class GroupStats:
-    """The blocks of layers that do not keep everything. policy: what they keep, as text. kept, dropped: rows that
-    tables held after a cut, and that left them, since the engine was opened."""
+    """Statistics of the blocks of a group of layers that does not keep all rows.
+
+    Args:
+        policy: The cache policy as text.
+        total: Blocks of the group's pool.
+        used: Blocks that requests or the prefix cache hold.
+        cached: Blocks that only the prefix cache holds.
+        kept: Rows that compactions kept, since the engine was opened.
+        dropped: Rows that compactions dropped, since the engine was opened.
+    """
 
     policy: str
     total: int
@@ -86,11 +94,20 @@ class SnapshotStats:
 
 @dataclass(frozen=True)
 class OffloadStats:
-    """The second tier, where blocks go that the pools give away.
+    """Statistics of the second tier, which keeps blocks that the pools evict. All but the first four are counters.
 
-    blocks, bytes: what it holds, of at most max_bytes. swapped: requests that wait with their blocks in it. The others
-    are counters. hits: tokens that were not computed again. stored_…, loaded_…: what went in and came back.
-    dropped_blocks: not kept for lack of room or time, or because the store failed. damaged_blocks: not what was kept.
+    Args:
+        max_bytes: Limit of `bytes`.
+        bytes: Bytes that the tier holds.
+        blocks: Blocks that the tier holds.
+        swapped: Waiting requests whose blocks are in the tier.
+        hits: Tokens whose rows were loaded instead of computed.
+        stored_blocks: Blocks written to the tier.
+        stored_bytes: Bytes written to the tier.
+        loaded_blocks: Blocks read back.
+        loaded_bytes: Bytes read back.
+        dropped_blocks: Blocks not kept for lack of space or time, or because the store failed.
+        damaged_blocks: Blocks whose content was not what had been stored.
     """
 
     max_bytes: int

@@ -39,8 +39,8 @@ def embedding(head: Head, row: Row, dimensions: int | None = None, normalize: bo
 def scaled(row: Row) -> Row:
     """Scale vectors to length 1; a zero vector stays unchanged."""
     length = float(np.sqrt(np.square(row, dtype=np.float64).sum()))
-    made: Row = row if length == 0 else (row / length).astype(np.float32)
-    return made
+    unit_row: Row = row if length == 0 else (row / length).astype(np.float32)
+    return unit_row
 
 
 def similarity(head: Head, one: Row, other: Row) -> float:

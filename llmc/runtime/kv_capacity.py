@@ -48,8 +48,8 @@ def block_count(
 def cache_bytes(blocks: int, program: Program, beside: Sequence[Program] = ()) -> int:
     """Bytes of keys and values on all ranks if group 0 has `blocks` blocks, including the engines of `beside`, whose
     layers all have that number."""
-    programs = (program, *(each.with_one_table() for each in beside))
-    return sum(each.ranks * sum(each.memories(blocks).values()) for each in programs)
+    programs = (program, *(other.with_one_table() for other in beside))
+    return sum(member.ranks * sum(member.memories(blocks).values()) for member in programs)
 
 
 def fitting_blocks(wanted: int, room: int, nbytes: Callable[[int], int]) -> int:

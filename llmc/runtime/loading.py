@@ -98,11 +98,11 @@ def load(
     limits = _checked_limits(directory.program.limits, max_step_tokens, max_sequences)
     whole = _reads_whole_texts(directory.manifest.model.head, limits, max_step_tokens, speculation)
     wish = directory, limits, max_step_tokens
-    asked = None if drafts is None else plan_speculation(drafts, *wish, check_weights=check_weights)
-    policies.check_drafts(() if asked is None else asked.programs)
+    plan = None if drafts is None else plan_speculation(drafts, *wish, check_weights=check_weights)
+    policies.check_drafts(() if plan is None else plan.programs)
     room = CacheRoom(kv_cache_bytes, kv_memory, state_cache_bytes if prefix_cache and not whole else 0)
     tier = None if offloading is None else open_tier(offloading, directory, chosen_executor(directory, executor))
-    opening = LoopOpening(*wish, asked, executor, room, thread_count(threads), check, owned is not None, whole, tier)
+    opening = LoopOpening(*wish, plan, executor, room, thread_count(threads), check, owned is not None, whole, tier)
     caches: dict[str, Any] = {"prefix_cache": prefix_cache, "output_cache_bytes": output_cache_bytes}
     try:
         return Engine(directory, opening.open, policies, owned, check=check, tier=tier, **caches)

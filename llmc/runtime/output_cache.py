@@ -45,12 +45,12 @@ class OutputCache:
             return None
         with self._lock:
             self._queries += 1
-            found = self._answers.get(key)
-            if found is None:
+            entry = self._answers.get(key)
+            if entry is None:
                 return None
             self._hits += 1
             self._answers.move_to_end(key)
-            return found[0]
+            return entry[0]
 
     def put(self, request: GenerationRequest, answer: CachedAnswer) -> None:
         """Keep an answer if it is complete: no choice was cancelled."""
@@ -85,12 +85,12 @@ def _key(request: GenerationRequest) -> bytes | None:
 
 
 def _bytes_of(answer: CachedAnswer) -> int:
-    logprobs = [each for result in answer.results for each in result.logprobs or ()]
-    logprobs += [each for each in answer.prompt_logprobs or () if each is not None]
+    logprobs = [logprob for result in answer.results for logprob in result.logprobs or ()]
+    logprobs += [logprob for logprob in answer.prompt_logprobs or () if logprob is not None]
     return (
         _ENTRY_BYTES * (1 + len(answer.results))
         + _TOKEN_BYTES * sum(len(result.token_ids) for result in answer.results)
         + sum(4 * len(result.text or "") for result in answer.results)
         + sum(result.row.nbytes for result in answer.results if result.row is not None)
-        + sum(_LOGPROB_BYTES + _TOP_BYTES * len(each.top) for each in logprobs)
+        + sum(_LOGPROB_BYTES + _TOP_BYTES * len(logprob.top) for logprob in logprobs)
     )

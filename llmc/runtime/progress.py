@@ -16,8 +16,8 @@ def telling(progress: Progress, total: int) -> Iterator[Told | None]:
     if progress is False:
         yield None
     elif progress is True:
-        with _bar(total) as told:
-            yield told
+        with _bar(total) as advance:
+            yield advance
     elif callable(progress):
         yield progress
     else:

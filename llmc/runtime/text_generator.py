@@ -124,14 +124,14 @@ class TextGenerator(TextReader, ABC):
         """
         prompts = [
             self._conversations.token_ids(
-                each,
+                conversation,
                 tools=tools,
                 chat_template=self._template(chat_template),
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
                 chat_template_kwargs=chat_template_kwargs,
             )
-            for each in conversations(messages)
+            for conversation in conversations(messages)
         ]
         return self._completer.complete(prompts, params_of_each(len(prompts), params, sampling), progress, adapter)
 

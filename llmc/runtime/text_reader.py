@@ -94,25 +94,25 @@ class TextReader:
             RequestError: As in `embed`, and for numbers of queries and documents that differ.
         """
         head = self._completer.job_builder.head
-        found = [documents] if isinstance(documents, str) else list(documents)
-        queries = [query] * len(found) if isinstance(query, str) else list(query)
-        if len(queries) != len(found):
+        passages = [documents] if isinstance(documents, str) else list(documents)
+        queries = [query] * len(passages) if isinstance(query, str) else list(query)
+        if len(queries) != len(passages):
             raise RequestError(
-                f"there are {len(queries)} queries and {len(found)} documents",
+                f"there are {len(queries)} queries and {len(passages)} documents",
                 at="query",
                 fix="give one query, or one for each document",
             )
         tokenizer = self._completer.tokenizer
         if head is not None and head.task is Task.EMBED:
             texts = [
-                *(_named(head, each, QUERY) for each in queries),
-                *(_named(head, each, DOCUMENT) for each in found),
+                *(_named(head, text, QUERY) for text in queries),
+                *(_named(head, text, DOCUMENT) for text in passages),
             ]
-            rows = self._rows([token_ids(each, tokenizer) for each in texts], truncate, progress, adapter)
-            vectors = zip(rows[: len(found)], rows[len(found) :], strict=True)
+            rows = self._rows([token_ids(text, tokenizer) for text in texts], truncate, progress, adapter)
+            vectors = zip(rows[: len(passages)], rows[len(passages) :], strict=True)
             return [similarity(head, one, other) for one, other in vectors]
         head = self._head(Task.SCORE)
-        pairs = [tokenizer.encode(_text(one), _text(other)) for one, other in zip(queries, found, strict=True)]
+        pairs = [tokenizer.encode(_text(one), _text(other)) for one, other in zip(queries, passages, strict=True)]
         return [float(activated(head, row, activation)[0]) for row in self._rows(pairs, truncate, progress, adapter)]
 
     def classify(

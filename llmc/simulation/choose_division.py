@@ -40,9 +40,11 @@ class DivisionWish:
         if self.parallel not in (None, "auto"):
             raise OptionError(f"unknown plan {self.parallel!r}", at=f"parallel={self.parallel!r}", fix="use auto")
         if self.parallel is None:
-            given = [name for name in ("ranks", "memory", "trace") if getattr(self, name) is not None]
-            if given:
-                raise OptionError(f"{given[0]} applies only to automatic plans", at=given[0], fix="use parallel auto")
+            set_fields = [name for name in ("ranks", "memory", "trace") if getattr(self, name) is not None]
+            if set_fields:
+                raise OptionError(
+                    f"{set_fields[0]} applies only to automatic plans", at=set_fields[0], fix="use parallel auto"
+                )
         elif type(self.ranks) is not int:
             seen = "" if self.ranks is None else f", not {self.ranks!r}"
             raise OptionError(f"an automatic plan needs the number of ranks{seen}", at="ranks", fix="give their number")
@@ -85,10 +87,21 @@ def consider_divisions(
     wish: DivisionWish,
     options: Mapping[str, Any],
     passes: Sequence[Pass],
-    told: Callable[[str], None] = lambda doing: None,
+    progress: Callable[[str], None] = lambda doing: None,
 ) -> Considered:
-    """Serve the load in each way to divide the ranks. options: of the build. told: what is being done. Raises
-    LlmcError."""
+    """Simulate the load on every division of the ranks, and return the best with its comparison.
+
+    Args:
+        model: The model to build, opened or not.
+        target: The kind of each rank.
+        wish: The number of ranks, their memory, and the load to serve.
+        options: Keywords of the build.
+        passes: The passes of the build.
+        progress: Called with a phrase before each step of the work.
+
+    Raises:
+        LlmcError: The model, the trace or an option cannot be used.
+    """
     # Here, because they take long to import.
     from llmc.bench.prompts import PromptShape
     from llmc.frontends.capture import capture
@@ -98,8 +111,8 @@ def consider_divisions(
     assert wish.ranks is not None, "the wish was checked"
     load = drawn_load(PromptShape(), REQUESTS, None, 0) if wish.trace is None else read_trace(wish.trace)
     machine = machine_of(target, wish.ranks, memory_bytes=None if wish.memory is None else int(wish.memory * 1e9))
-    asked = parse_options({**options, "max_model_len": options.get("max_model_len") or longest(load)})
-    told("capturing")
-    captured = capture(model, asked, may_lack_weights=True)
-    found = rent_for_model(captured, passes, asked, machine, load, {}, told)(wish.ranks)
-    return Considered(found, machine, len(load))
+    parsed = parse_options({**options, "max_model_len": options.get("max_model_len") or longest(load)})
+    progress("capturing")
+    captured = capture(model, parsed, may_lack_weights=True)
+    best = rent_for_model(captured, passes, parsed, machine, load, {}, progress)(wish.ranks)
+    return Considered(best, machine, len(load))

@@ -34,16 +34,18 @@ class Comparison:
     @property
     def served(self) -> tuple[Served, ...]:
         """The divisions that can serve the load."""
-        return tuple(each for each in self.outcomes if isinstance(each, Served))
+        return tuple(outcome for outcome in self.outcomes if isinstance(outcome, Served))
 
     @property
     def best(self) -> Served | None:
         """The division with the most good requests per second, or without goals the most output tokens; among those
         about as good, the one with the lowest median time per output token."""
-        built = [each for each in self.served if self.has_stages or each.division.layout.pipeline == 1]
+        built = [outcome for outcome in self.served if self.has_stages or outcome.division.layout.pipeline == 1]
         most = max(map(self._worth, built), default=0.0)
-        near = [each for each in built if self._worth(each) >= (1 - _SAME) * most]
-        return min(near, key=lambda each: (each.percentile("tpot", 0.5), each.percentile("ttft", 0.5)), default=None)
+        near = [outcome for outcome in built if self._worth(outcome) >= (1 - _SAME) * most]
+        return min(
+            near, key=lambda served: (served.percentile("tpot", 0.5), served.percentile("ttft", 0.5)), default=None
+        )
 
     def _worth(self, served: Served) -> float:
         goodput = served.summary.goodput
@@ -76,8 +78,8 @@ def compare(
             continue
         check_fits(program, load)
         outcomes.append(serve(program, division, machine, load, dict(goals)))
-    found = Comparison(tuple(outcomes), goals)
-    return found if found.served else replace(found, enough=_enough_ranks(program_of, machine))
+    comparison = Comparison(tuple(outcomes), goals)
+    return comparison if comparison.served else replace(comparison, enough=_enough_ranks(program_of, machine))
 
 
 def _enough_ranks(program_of: Callable[[RankLayout], Program], machine: Machine) -> int | None:
@@ -97,7 +99,8 @@ def best_or_refuse(comparison: Comparison, machine: Machine) -> Served:
     if best is None:
         stages = f"engines for {machine.target.name} do not support pipeline stages yet"
         reasons = "; ".join(
-            f"{each.division}: {each.reason if isinstance(each, Refused) else stages}" for each in comparison.outcomes
+            f"{outcome.division}: {outcome.reason if isinstance(outcome, Refused) else stages}"
+            for outcome in comparison.outcomes
         )
         enough = comparison.enough
         more = "use more ranks" if enough is None else f"use {enough} tensor ranks, which have enough memory,"

@@ -24,13 +24,13 @@ def divisions(ranks: int) -> tuple[Division, ...]:
     for zero ranks."""
     if not 1 <= ranks <= 1024:
         raise OptionError(f"there cannot be {counted(ranks, 'rank')}", at=f"--ranks {ranks}", fix="give 1 to 1024")
-    found = [
+    candidates = [
         Division(RankLayout(tensor, pipeline), ranks // tensor // pipeline)
         for tensor in _divisors(ranks)
         for pipeline in _divisors(ranks // tensor)
         if tensor <= 64 and pipeline <= 64
     ]
-    return tuple(sorted(found, key=lambda each: (-each.layout.tensor, each.layout.pipeline)))
+    return tuple(sorted(candidates, key=lambda division: (-division.layout.tensor, division.layout.pipeline)))
 
 
 def division_of(layout: RankLayout, ranks: int) -> Division:
@@ -45,4 +45,4 @@ def division_of(layout: RankLayout, ranks: int) -> Division:
 
 
 def _divisors(number: int) -> Iterator[int]:
-    return (each for each in range(1, number + 1) if number % each == 0)
+    return (divisor for divisor in range(1, number + 1) if number % divisor == 0)

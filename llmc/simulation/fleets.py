@@ -80,7 +80,7 @@ def by_size(fleets: Sequence[Fleet]) -> list[Fleet]:
 
 def parse_prices(texts: Sequence[str], targets: Sequence[str]) -> dict[str, float]:
     """Prices of one rank for an hour, by target: TARGET=PRICE. Raises OptionError."""
-    found: dict[str, float] = {}
+    prices: dict[str, float] = {}
     for text in texts:
         name, equals, number = text.partition("=")
         try:
@@ -97,14 +97,14 @@ def parse_prices(texts: Sequence[str], targets: Sequence[str]) -> dict[str, floa
                 at=f"--price {text}",
                 fix=f"{did_you_mean(name, targets)}targets: {', '.join(targets)}",
             )
-        found[name] = price
-    return found
+        prices[name] = price
+    return prices
 
 
 def _why_not(comparison: Comparison) -> str:
     best = comparison.best
     if best is None:
-        reasons = (each.reason for each in comparison.outcomes if isinstance(each, Refused))
+        reasons = (outcome.reason for outcome in comparison.outcomes if isinstance(outcome, Refused))
         return next(reasons, "engines for it do not support pipeline stages yet")
     good = (best.summary.goodput or 0.0) * best.summary.duration / max(1, best.summary.completed)
     return f"{good:.0%} of the requests meet the goals"

@@ -37,13 +37,13 @@ def read_trace(path: Path) -> tuple[Arrival, ...]:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise OptionError(f"the trace cannot be read: {error}", at=path, fix=_FIX) from None
-    found = _bench_requests(text, path)
-    if found is None:
+    arrivals = _bench_requests(text, path)
+    if arrivals is None:
         lines = ((number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip())
-        found = [_arrival(_parsed(line, f"{path}:{number}"), f"{path}:{number}") for number, line in lines]
-    if not found:
+        arrivals = [_arrival(_parsed(line, f"{path}:{number}"), f"{path}:{number}") for number, line in lines]
+    if not arrivals:
         raise OptionError("the trace has no requests", at=path, fix=_FIX)
-    return tuple(sorted(found))
+    return tuple(sorted(arrivals))
 
 
 def drawn_load(shape: PromptShape, count: int, rate: float | None, seed: int) -> tuple[Arrival, ...]:
@@ -51,18 +51,18 @@ def drawn_load(shape: PromptShape, count: int, rate: float | None, seed: int) ->
     without a rate. The same seed gives the same ones. Raises OptionError for a rate that is not positive."""
     if rate is not None and not rate > 0:
         raise OptionError(f"the rate cannot be {rate}", at="--request-rate", fix="give more than 0")
-    generator, now, found = random.Random(seed), 0.0, []
+    generator, now, arrivals = random.Random(seed), 0.0, []
     for _ in range(count):
         lengths = (_drawn(length, shape.range_ratio, generator) for length in (shape.input_len, shape.output_len))
         prompt, output = lengths
-        found.append(Arrival(now, shape.prefix_len + prompt, output))
+        arrivals.append(Arrival(now, shape.prefix_len + prompt, output))
         now += 0.0 if rate is None else generator.expovariate(rate)
-    return tuple(found)
+    return tuple(arrivals)
 
 
 def longest(load: Sequence[Arrival]) -> int:
     """Return the number of tokens of the longest request."""
-    return max(each.tokens for each in load)
+    return max(arrival.tokens for arrival in load)
 
 
 def _drawn(length: int, ratio: float, generator: random.Random) -> int:
@@ -77,7 +77,7 @@ def _bench_requests(text: str, path: Path) -> list[Arrival] | None:
         return None
     if not isinstance(record, dict) or not isinstance(record.get("requests"), list):
         return None
-    return [_arrival(each, f"{path}: requests[{index}]") for index, each in enumerate(record["requests"])]
+    return [_arrival(entry, f"{path}: requests[{index}]") for index, entry in enumerate(record["requests"])]
 
 
 def _parsed(line: str, at: str) -> Any:

@@ -15,12 +15,12 @@ def plot_comparison(comparison: Comparison, path: Path, title: str) -> None:
     from matplotlib.figure import Figure
 
     served, best = comparison.served, comparison.best
-    names = [str(each.division) for each in served]
+    names = [str(outcome.division) for outcome in served]
     places = range(len(served))
     figure = Figure(figsize=(11, 1.4 + 0.42 * max(3, len(served))), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
-    throughputs = [each.summary.output_throughput for each in served]
-    left.barh(places, throughputs, color=[_BEST if each is best else _OTHER for each in served])
+    throughputs = [outcome.summary.output_throughput for outcome in served]
+    left.barh(places, throughputs, color=[_BEST if outcome is best else _OTHER for outcome in served])
     for place, value in zip(places, throughputs, strict=True):
         left.text(value, place, f" {value:.0f}", va="center", fontsize=8)
     left.set(xlabel="output tokens per second", yticks=list(places), yticklabels=names, title="throughput")
@@ -30,7 +30,7 @@ def plot_comparison(comparison: Comparison, path: Path, title: str) -> None:
         (("ttft", "time to first token", _TTFT), ("tpot", "time per output token", _TPOT))
     ):
         at = [place - 0.15 + 0.3 * offset for place in places]
-        median, late = ([each.percentile(name, share) for each in served] for share in (0.5, 0.99))
+        median, late = ([outcome.percentile(name, share) for outcome in served] for share in (0.5, 0.99))
         right.hlines(at, median, late, color=color, lw=2, alpha=0.6)
         right.scatter(median, at, color=color, s=24, label=f"{label}: median to 99th percentile")
     right.set(xscale="log", xlabel="milliseconds", title="latency")

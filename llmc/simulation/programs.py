@@ -33,17 +33,17 @@ class ModelPrograms:
     def program(self, layout: RankLayout) -> Program:
         """The program of a layout, with its stages in order, and with kernels if they are to be measured. Raises
         PassError if the model cannot be split in this way."""
-        here = cpu_target_here(self.target.name)
-        if here is not None and layout.pipeline > 1:
+        cpu = cpu_target_here(self.target.name)
+        if cpu is not None and layout.pipeline > 1:
             raise PassError("stages are not simulated with rates that are measured here", at=self.target.name)
         sizes = {"tensor_parallel_size": layout.tensor, "pipeline_parallel_size": layout.pipeline}
         options = self.options.model_copy(update=sizes)
         graph = run_pipeline(self.before, self.after, options, data=self.data).graph
-        if here is None:
+        if cpu is None:
             return sketch(graph, options)
         from llmc.codegen.cpp.lowering import lower
 
-        return lower(graph, here, options).program
+        return lower(graph, cpu, options).program
 
 
 def model_programs(
@@ -60,10 +60,10 @@ def model_programs(
         in_one_line(progress),
         kind_of(target).tokens,
     )
-    kept = [each for each in passes if each.name not in options.disable_passes]
+    kept = [pass_ for pass_ in passes if pass_.name not in options.disable_passes]
     options = options.model_copy(update={"disable_passes": ()})
-    names = {each.name for each in parallel()}
-    first = next((index for index, each in enumerate(kept) if each.name in names), len(kept))
+    names = {pass_.name for pass_ in parallel()}
+    first = next((index for index, pass_ in enumerate(kept) if pass_.name in names), len(kept))
     alone = options.model_copy(update={"tensor_parallel_size": 1, "pipeline_parallel_size": 1})
     before = run_pipeline(captured.graph, kept[:first], alone, data=data).graph
     return ModelPrograms(before, tuple(kept[first:]), options, target, data)

@@ -53,7 +53,7 @@ def rank_memory(program: Program, stages: Sequence[Sequence[Launch]], has: int) 
     weights = {slot.name: slot.nbytes for slot in program.weights}
     caches = {name.partition(".")[0]: slot for name, slot in program.cache_names().items()}
     arena = program.arena.at(tokens=limits.max_batch_tokens, logit_rows=limits.max_logit_rows)
-    found = []
+    memories = []
     for stage in stages:
         operands = [v for launch in stage for v in launch.arguments.values() if isinstance(v, Operand)]
         layers = {operand.name.partition(".")[0] for operand in operands if operand.space == "cache"}
@@ -63,5 +63,5 @@ def rank_memory(program: Program, stages: Sequence[Sequence[Launch]], has: int) 
         own = {operand.name for operand in operands if operand.space == "weight"}
         logits = 4 * limits.max_logit_rows * program.vocab_size if stage is stages[-1] else 0
         used = sum(weights[name] for name in own)
-        found.append(RankMemory(used, tuple(kv_groups), arena, logits, has))
-    return tuple(found)
+        memories.append(RankMemory(used, tuple(kv_groups), arena, logits, has))
+    return tuple(memories)

@@ -43,13 +43,13 @@ def rates_on_record(
         )
     if known is not None and {kind_of(launch) for launch in program.launches} <= known.rates.kinds.keys():
         return known.rates
-    found = measure(program)
-    unmeasured = {kind_of(launch) for launch in program.launches} - found.kinds.keys()
-    found = replace(found, kinds=found.kinds | {kind: found.of(kind) for kind in sorted(unmeasured)})
+    rates = measure(program)
+    unmeasured = {kind_of(launch) for launch in program.launches} - rates.kinds.keys()
+    rates = replace(rates, kinds=rates.kinds | {kind: rates.of(kind) for kind in sorted(unmeasured)})
     if known is not None:
-        found = replace(known.rates, kinds=found.kinds | known.rates.kinds)
-    _write(path, RecordedRates(target, threads, found))
-    return found
+        rates = replace(known.rates, kinds=rates.kinds | known.rates.kinds)
+    _write(path, RecordedRates(target, threads, rates))
+    return rates
 
 
 def _read(path: Path) -> RecordedRates | None:

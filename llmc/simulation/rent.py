@@ -33,8 +33,11 @@ def machine_of(
     link: str | None = None,
     recorded: Path | None = None,
 ) -> Machine:
-    """memory_bytes: memory of one rank; by default that of the target, or a CPU rank's part of the free memory here.
-    link: a name of targets/links.py. recorded: as in Machine. Raises OptionError for an unknown link or zero memory."""
+    """Return the machine that a simulation runs on.
+
+    memory_bytes: memory of one rank; by default that of the target, or a CPU rank's part of the free memory here.
+    link: a name of targets/links.py. recorded: as in Machine. Raises OptionError for an unknown link or zero memory.
+    """
     if link is not None and link not in LINKS:
         raise OptionError(f"there is no link {link!r}", at=f"--link {link}", fix=f"links: {', '.join(LINKS)}")
     if memory_bytes is not None and memory_bytes < 1:
@@ -57,28 +60,33 @@ def rent_for_model(
     machine: Machine,
     load: Sequence[Arrival],
     goals: Mapping[str, float],
-    told: Callable[[str], None] = lambda doing: None,
+    progress: Callable[[str], None] = lambda doing: None,
 ) -> Rent:
     """Return a function from a number of ranks to every division of them, or only to the one that the options request.
 
-    told: what is being done.
+    progress: called with a phrase before each step of the work.
     """
     # Here, because it takes long to import.
     from llmc.codegen.target_kind import kind_of
 
-    asked = RankLayout(options.tensor_parallel_size, options.pipeline_parallel_size)
-    programs = model_programs(captured, passes, options, machine.target, told)
+    layout = RankLayout(options.tensor_parallel_size, options.pipeline_parallel_size)
+    programs = model_programs(captured, passes, options, machine.target, progress)
     program_of = cache(programs.program)
     measured = _measured(machine, lambda: program_of(RankLayout()))
     has_stages = kind_of(machine.target).has_stages
 
     def rent(ranks: int) -> Comparison:
-        ways = divisions(ranks) if asked.ranks == 1 else (division_of(asked, ranks),)
+        ways = divisions(ranks) if layout.ranks == 1 else (division_of(layout, ranks),)
         name = machine.target.name
-        found = compare(
-            ways, program_of, measured, load, goals, progress=lambda division: told(f"simulating {division} of {name}")
+        comparison = compare(
+            ways,
+            program_of,
+            measured,
+            load,
+            goals,
+            progress=lambda division: progress(f"simulating {division} of {name}"),
         )
-        return replace(found, has_stages=has_stages)
+        return replace(comparison, has_stages=has_stages)
 
     return rent
 
@@ -95,10 +103,10 @@ def rent_for_engine(engine: Path, machine: Machine, load: Sequence[Arrival], goa
 
 def _measured(machine: Machine, program: Callable[[], Program]) -> Machine:
     """The machine with this CPU's measured rates, if the target is a CPU."""
-    here = cpu_target_here(machine.target.name)
-    if here is None:
+    cpu = cpu_target_here(machine.target.name)
+    if cpu is None:
         return machine
-    measure = partial(measured_rates, here, machine.threads)
+    measure = partial(measured_rates, cpu, machine.threads)
     if machine.recorded is None:
         return replace(machine, rates=measure(program()))
-    return replace(machine, rates=rates_on_record(machine.recorded, here.name, machine.threads, program(), measure))
+    return replace(machine, rates=rates_on_record(machine.recorded, cpu.name, machine.threads, program(), measure))

@@ -99,7 +99,7 @@ class _Request(SampledRequest):
         self._record, self._now = record, now
 
     def accept(self, token: int, logits: npt.NDArray[np.float32] | None) -> None:
-        """Note when it came."""
+        """Record the time of the token, and end the request after its last one."""
         self.tokens.append(token)
         self._record.pieces.append(self._now())
         self._record.output_tokens += 1

@@ -37,7 +37,7 @@ class Served:
 
     def percentile(self, name: str, share: float) -> float:
         """Milliseconds of ttft or tpot; 0 where no request has any."""
-        values = [each for record in self.records for each in record.seconds(name)]
+        values = [second for record in self.records for second in record.seconds(name)]
         return 1e3 * float(np.quantile(values, share)) if values else 0.0
 
 
@@ -62,20 +62,20 @@ def serve(
     if shortage is not None:
         return Refused(division, shortage)
     wanted = limits.max_sequences * limits.blocks_for(limits.max_model_len)
-    blocks = min(each.blocks(program, wanted) for each in memory)
+    blocks = min(rank.blocks(program, wanted) for rank in memory)
     ranks = division.replicas * division.layout.ranks
     seconds = step_seconds(program, division.layout, machine, ranks)
     replicas = [Replica(limits, blocks, seconds, group_pools(program, blocks)) for _ in range(division.replicas)]
     records = tuple(_send(replicas, load))
     duration = max(record.ended for record in records)
-    mean = sum(each.tokens for each in load) // len(load)
+    mean = sum(arrival.tokens for arrival in load) // len(load)
     return Served(
         division=division,
         memory=memory,
         kv_tokens=blocks * limits.block_size,
-        kv_used=max(each.most_blocks for each in replicas) * limits.block_size,
+        kv_used=max(replica.most_blocks for replica in replicas) * limits.block_size,
         decode=seconds(StepShape.decode(requests=1, context=mean)),
-        preemptions=sum(each.preemptions for each in replicas),
+        preemptions=sum(replica.preemptions for replica in replicas),
         summary=summarize(records, duration, goals),
         records=records,
     )
@@ -84,14 +84,14 @@ def serve(
 def shortage_of(program: Program, memory: Sequence[RankMemory]) -> str | None:
     """Describe what does not fit of one sequence of max_model_len tokens; None if all ranks hold it."""
     one_sequence = program.limits.blocks_for(program.limits.max_model_len)
-    shortages = (each.shortage(program, one_sequence) for each in memory)
-    return next((each for each in shortages if each is not None), None)
+    shortages = (rank.shortage(program, one_sequence) for rank in memory)
+    return next((shortage for shortage in shortages if shortage is not None), None)
 
 
 def check_fits(program: Program, load: Sequence[Arrival]) -> None:
     """Raise OptionError for a request that no step of the program serves."""
     most = program.limits.max_model_len
-    long = next((each for each in load if each.tokens > most), None)
+    long = next((arrival for arrival in load if arrival.tokens > most), None)
     if long is not None:
         raise OptionError(
             f"a request has {counted(long.prompt_tokens, 'token')} and is to generate {long.output_tokens}: "

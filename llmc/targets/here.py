@@ -15,7 +15,7 @@ _NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 
 def cpu_target_here(name: str) -> CpuTarget | None:
     """The CPU target of that name, if this machine has what it needs; None for others."""
-    target = next((each for each in CPU_TARGETS if each.name == name), None)
+    target = next((candidate for candidate in CPU_TARGETS if candidate.name == name), None)
     return None if target is None or missing_features(target) else target
 
 
@@ -102,11 +102,11 @@ def match_device(name: str, capability: tuple[int, int], *, is_hip: bool) -> Gpu
     """The target that a device's name says, or else the slowest of its instruction set; None for an unknown one."""
     words, arch = name.lower().replace(" ", ""), capability[0] * 10 + capability[1]
     # torch gives an AMD GPU a capability too, but it does not say which gfx that is.
-    same = [t for t in GPU_TARGETS if (t.backend == "hip" if is_hip else t.arch == arch)]
-    named = [t for t in same if all(part in words for part in t.name.split("-"))]
+    candidates = [t for t in GPU_TARGETS if (t.backend == "hip" if is_hip else t.arch == arch)]
+    named = [t for t in candidates if all(part in words for part in t.name.split("-"))]
     if named:
         return max(named, key=lambda t: len(t.name))
-    return None if is_hip else min(same, key=lambda t: t.bandwidth, default=None)
+    return None if is_hip else min(candidates, key=lambda t: t.bandwidth, default=None)
 
 
 def host_features() -> frozenset[str]:

@@ -60,7 +60,7 @@ class Link:
 
     def _ring(self, steps: int, nbytes: float, ranks: int) -> float:
         moved = steps / ranks * nbytes
-        return min(each.start + steps * each.hop + moved / each.bandwidth for each in self.protocols)
+        return min(protocol.start + steps * protocol.hop + moved / protocol.bandwidth for protocol in self.protocols)
 
     def _shot(self, nbytes: float, ranks: int, custom: bool) -> float:
         shot = self.shot

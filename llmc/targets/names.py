@@ -35,9 +35,9 @@ def resolve_target(name: str) -> Target:
 
 def _common_target(names: str) -> GpuTarget:
     """Return one target for several GPUs of a vendor, with the minimum of their capabilities."""
-    found = [resolve_target(name.strip()) for name in names.split(",")]
-    members = tuple(target for target in found if isinstance(target, GpuTarget))
-    if len(members) < len(found) or len({target.backend for target in members}) > 1:
+    targets = [resolve_target(name.strip()) for name in names.split(",")]
+    members = tuple(target for target in targets if isinstance(target, GpuTarget))
+    if len(members) < len(targets) or len({target.backend for target in members}) > 1:
         raise TargetError(
             f"{names} cannot share an engine: only GPUs of one vendor can",
             at=f"target={names!r}",
@@ -64,7 +64,7 @@ def gpu_target(name: str) -> GpuTarget:
     """The GPU, or the several, of that name. Raises TargetError for a target of another kind."""
     target = resolve_target(name)
     if not isinstance(target, GpuTarget):
-        known = ", ".join(each.name for each in GPU_TARGETS)
+        known = ", ".join(candidate.name for candidate in GPU_TARGETS)
         raise TargetError(f"{name} is not a GPU", at=f"target={name!r}", fix=f"name one of {known}")
     return target
 

@@ -37,7 +37,7 @@ class Rows:
     logits: Tensor
 
     def without_logits(self) -> "Rows":
-        """The same, in a fraction of the memory."""
+        """These rows without their logits, which take most of the memory."""
         return replace(self, logits=self.logits[:0].clone())
 
     def after(self, prompt: int) -> "Rows":
@@ -106,7 +106,7 @@ def _states_of(directory: EngineDirectory) -> SideOutput:
 
 def is_enough(rows: Sequence[Rows]) -> bool:
     """Whether the output matrix follows from these rows."""
-    return bool(rows) and sum(len(each.states) for each in rows) >= _ROWS_PER_CHANNEL * rows[0].states.shape[1]
+    return bool(rows) and sum(len(part.states) for part in rows) >= _ROWS_PER_CHANNEL * rows[0].states.shape[1]
 
 
 def output_matrix(rows: Sequence[Rows]) -> Tensor:
@@ -114,10 +114,10 @@ def output_matrix(rows: Sequence[Rows]) -> Tensor:
     channels = rows[0].states.shape[1]
     squares = torch.zeros(channels, channels, dtype=torch.float64)
     products = torch.zeros(channels, rows[0].logits.shape[1], dtype=torch.float64)
-    for each in rows:
-        states = each.states.double()
+    for part in rows:
+        states = part.states.double()
         squares += states.T @ states
-        products += states.T @ each.logits.double()
+        products += states.T @ part.logits.double()
     # So small that it changes only directions that no state has.
     squares += 1e-9 * squares.trace() / channels * torch.eye(channels, dtype=torch.float64)
     matrix: Tensor = torch.linalg.solve(squares, products).T.float().contiguous()

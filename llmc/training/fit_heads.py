@@ -43,11 +43,11 @@ class Samples:
     def of(rows: Sequence[Rows], heads: int) -> "Samples":
         """Head i of a row at one place is about the token i + 2 places on."""
         wanted, is_known = [], []
-        for each in rows:
-            places = torch.arange(len(each.states))[:, None] + 2 + torch.arange(heads)
-            is_known.append(places < len(each.tokens))
-            wanted.append(each.tokens[places.clamp_max(len(each.tokens) - 1)])
-        return Samples(torch.cat([each.states for each in rows]), torch.cat(wanted), torch.cat(is_known))
+        for current in rows:
+            places = torch.arange(len(current.states))[:, None] + 2 + torch.arange(heads)
+            is_known.append(places < len(current.tokens))
+            wanted.append(current.tokens[places.clamp_max(len(current.tokens) - 1)])
+        return Samples(torch.cat([part.states for part in rows]), torch.cat(wanted), torch.cat(is_known))
 
     @property
     def batches(self) -> int:
@@ -147,8 +147,8 @@ def acceptance(heads: MedusaHeads, matrix: Tensor, apart: Samples, head: int) ->
     for chosen in torch.arange(len(apart.states)).split(_BATCH):
         states, wanted = apart.known(chosen, head)
         hits.append((heads(states, head) @ matrix.T).topk(5).indices == wanted[:, None])
-    found = torch.cat(hits).float()
-    return HeadAcceptance(float(found[:, 0].mean()), float(found.sum(-1).mean()))
+    matches = torch.cat(hits).float()
+    return HeadAcceptance(float(matches[:, 0].mean()), float(matches.sum(-1).mean()))
 
 
 def _rate_at(done: float) -> float:
@@ -169,8 +169,8 @@ def _loss_apart(heads: MedusaHeads, matrix: Tensor, apart: Samples) -> float:
             return float(_loss(heads, matrix, apart, place[1], place[0]))
 
     parts = torch.arange(len(apart.states)).split(_BATCH)
-    found = parallel_map(loss, list(product(range(heads.heads), parts)))
-    return sum(found) / len(found)
+    losses = parallel_map(loss, list(product(range(heads.heads), parts)))
+    return sum(losses) / len(losses)
 
 
 def _copied(heads: MedusaHeads) -> dict[str, Tensor]:

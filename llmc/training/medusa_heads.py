@@ -34,9 +34,9 @@ class MedusaHeads(nn.Module):
     def tensors(self) -> Mapping[str, Tensor]:
         """Return the heads' tensors by the names of the published format (Medusa-1), without output matrices, because
         the model's is shared."""
-        found = {}
+        tensors = {}
         for place in range(self.heads * self.layers):
             name = f"{place // self.layers}.{place % self.layers}.linear"
-            found[f"{name}.weight"] = self.weights[place].detach()
-            found[f"{name}.bias"] = self.biases[place].detach()
-        return found
+            tensors[f"{name}.weight"] = self.weights[place].detach()
+            tensors[f"{name}.bias"] = self.biases[place].detach()
+        return tensors

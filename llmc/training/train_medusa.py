@@ -101,9 +101,9 @@ def train_medusa(
     directory = read_engine(file, check_weights=False)
     reader = StateReader(directory, thread_count(threads))
     with load(file, threads=threads) as opened:
-        asked = begun(opened, directory.program.limits, _text_of(source), tokens, seed, chat=chat)
-        with stages("write", len(asked)):
-            sequences = written(opened, asked, temperature, seed, stages.advance)
+        prompts = begun(opened, directory.program.limits, _text_of(source), tokens, seed, chat=chat)
+        with stages("write", len(prompts)):
+            sequences = written(opened, prompts, temperature, seed, stages.advance)
     with stages("read", len(sequences)):
         rows, matrix = _read(reader, sequences, stages.advance, chat=chat)
     reader.close()
@@ -135,10 +135,10 @@ def _read(
     found."""
     rows, with_logits = list[Rows](), list[Rows]()
     for sequence in sequences:
-        found = reader.read(sequence.tokens)
+        read = reader.read(sequence.tokens)
         if not is_enough(with_logits):
-            with_logits.append(found)
-        rows.append((found.after(sequence.prompt) if chat else found).without_logits())
+            with_logits.append(read)
+        rows.append((read.after(sequence.prompt) if chat else read).without_logits())
         advance(1)
     return rows, output_matrix(with_logits)
 

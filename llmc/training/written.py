@@ -43,16 +43,16 @@ def begun(engine: Engine, limits: Limits, text: str, tokens: int, seed: int, *, 
     pieces = [ids[start : start + prompt] for start in starts]
     if not chat:
         return pieces
-    said = [[{"role": "user", "content": engine.detokenize(piece)}] for piece in pieces]
-    asked = [engine.conversations.token_ids(messages) for messages in said]
-    longest = max(map(len, asked))
+    conversations = [[{"role": "user", "content": engine.detokenize(piece)}] for piece in pieces]
+    prompts = [engine.conversations.token_ids(messages) for messages in conversations]
+    longest = max(map(len, prompts))
     if longest >= limits.max_model_len:
         raise OptionError(
             f"a prompt in the chat template takes {longest} tokens, and the engine's sequences {limits.max_model_len}",
             at="--chat",
             fix=f"build the engine for longer ones: --max-model-len {longest + _WRITTEN_TOKENS}",
         )
-    return asked
+    return prompts
 
 
 def written(
@@ -60,7 +60,7 @@ def written(
 ) -> list[Written]:
     """The prompts with the engine's continuations. advance: called with the number of generated sequences."""
     room = engine.limits.max_model_len - max(map(len, asked))
-    found: list[Written] = []
+    sequences: list[Written] = []
     for first in range(0, len(asked), _AT_ONCE):
         prompts = list(asked[first : first + _AT_ONCE])
         places = range(first, first + len(prompts))
@@ -68,6 +68,6 @@ def written(
         params = [SamplingParams(max_tokens=most, temperature=temperature, seed=seed + i) for i in places]
         completions = engine.generate(prompts, params)
         pairs = zip(prompts, completions, strict=True)
-        found += [Written(prompt + list(c.token_ids), len(prompt)) for prompt, c in pairs if c.token_ids]
+        sequences += [Written(prompt + list(c.token_ids), len(prompt)) for prompt, c in pairs if c.token_ids]
         advance(len(prompts))
-    return found
+    return sequences

@@ -41,8 +41,8 @@ def steps_of(program: Program) -> tuple[StepShape, ...]:
         StepShape(tokens, 1, 1, columns),
     )
     ranges = dict.fromkeys(launch.only for launch in program.launches)
-    found = dict.fromkeys((*common, *(shape_of(only, limits) for only in ranges)))
-    return tuple(with_inputs_of(program, shape) for shape in found)
+    shapes = dict.fromkeys((*common, *(shape_of(only, limits) for only in ranges)))
+    return tuple(with_inputs_of(program, shape) for shape in shapes)
 
 
 def with_inputs_of(program: Program, shape: StepShape) -> StepShape:

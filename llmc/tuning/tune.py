@@ -98,7 +98,7 @@ def write_tuned(
 
     scratch: has the binaries of variants, and of kernels that the engine carried none for.
     """
-    kernels, taken = [], dict[str, Path]()
+    kernels, files = [], dict[str, Path]()
     launched = {kernel.name for kernel in tuned.program.launched_kernels()}
     for kernel in tuned.program.kernels:
         variant = chosen.get(kernel.name)
@@ -108,12 +108,12 @@ def write_tuned(
             ((arch, binary),) = variant.binaries.items()
             own = kernel.binaries.get(arch, binary)
             placed = replace(binary, file=own.file, assembly=binary.assembly and (own.assembly or binary.assembly))
-            taken |= {file: scratch / other for file, other in zip(placed.files, binary.files, strict=True)}
+            files |= {file: scratch / other for file, other in zip(placed.files, binary.files, strict=True)}
             binaries = {**kernel.binaries, arch: placed}
             kernel = replace(kernel, num_warps=variant.num_warps, num_stages=variant.num_stages, binaries=binaries)
         for name in (name for binary in kernel.binaries.values() for name in binary.files):
             if name not in engine.manifest.files:
-                taken.setdefault(name, scratch / name)
+                files.setdefault(name, scratch / name)
         kernels.append(kernel)
     program = replace(tuned.program, kernels=tuple(kernels))
     carried = _binary_files(kernels)
@@ -122,9 +122,9 @@ def write_tuned(
         for name in engine.manifest.files:
             if name == tuned.file:
                 writer.write_text(name, program_to_json(program))
-            elif name not in taken and name not in dropped - carried:
+            elif name not in files and name not in dropped - carried:
                 writer.copy_file(name, engine.path / name)
-        for name, source in sorted(taken.items()):
+        for name, source in sorted(files.items()):
             writer.copy_file(name, source)
         writer.finish(replace(engine.manifest, files={}))
 

@@ -44,8 +44,10 @@ def compile_variants(program: Program, target: GpuTarget, scratch: Path) -> dict
     tried = [variant for kernel in kernels for variant in variants(kernel)]
     with Workers(usable_processors()) as workers:
         usable = dict(zip((v.name for v in tried), workers.compile_usable(tried, target, scratch), strict=True))
-    found = {kernel.name: (usable[variant.name] for variant in variants(kernel)) for kernel in kernels}
-    return {name: tuple(variant for variant in each if variant is not None) for name, each in found.items()}
+    by_kernel = {kernel.name: (usable[variant.name] for variant in variants(kernel)) for kernel in kernels}
+    return {
+        name: tuple(variant for variant in candidates if variant is not None) for name, candidates in by_kernel.items()
+    }
 
 
 def choose_variants(
@@ -88,13 +90,13 @@ def _measure(
 
     from llmc.runtime.executors.cuda_driver import load_kernel
 
-    found = (
+    launches = (
         (shape, call, grid)
         for wanted in (StepOutput.LOGITS, StepOutput.BEST)
         for shape in steps
         for call, grid in executor.launches(shape, wanted)
     )
-    place = next((each for each in found if each[1].kernel.name == kernel.name), None)
+    place = next((launch for launch in launches if launch[1].kernel.name == kernel.name), None)
     if place is None:
         return {}
     shape, call, grid = place

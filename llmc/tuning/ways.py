@@ -27,8 +27,8 @@ def compile_alternatives(program: Program, target: GpuTarget, scratch: Path) -> 
     folder = str(Path(next(iter(program.launched_kernels()[0].binaries.values())).file).parent)
     missing = [kernel for kernel in program.kernels if not kernel.is_library and not kernel.binaries]
     with Workers(usable_processors()) as workers:
-        found = workers.compile_usable(missing, target, scratch, folder)
-    ready = {kernel.name: kernel for kernel in found if kernel is not None}
+        compiled = workers.compile_usable(missing, target, scratch, folder)
+    ready = {kernel.name: kernel for kernel in compiled if kernel is not None}
     kernels = tuple(ready.get(kernel.name, kernel) for kernel in program.kernels)
     good = {kernel.name for kernel in kernels if kernel.binaries or kernel.is_library}
     usable = tuple(a for a in program.alternatives if all(launch.kernel in good for launch in a.launches))
@@ -41,8 +41,17 @@ def choose_ways(
     seconds: Callable[[Sequence[Launch], StepShape], float],
     tell: Callable[[str], None],
 ) -> tuple[list[Alternative], tuple[Tuned, ...]]:
-    """Return the fastest alternative of each site at which one is faster than the launched kernel. seconds: measures
-    launches."""
+    """Measure the alternatives of each site, and return those that are faster than the launched kernels.
+
+    Args:
+        program: The program whose launches are tuned.
+        usable: The alternatives whose kernels compiled.
+        seconds: Measures launches at a shape.
+        tell: Called with one line per site.
+
+    Returns:
+        The fastest alternative of each site where one is faster, and a record of every site.
+    """
     sites: dict[tuple[int, int], list[Alternative]] = {}
     for alternative in usable:
         sites.setdefault((alternative.first, alternative.last), []).append(alternative)
@@ -59,9 +68,9 @@ def choose_ways(
         names = " + ".join(launch.kernel for launch in launches)
         kernel = kernels[launches[-1].kernel]
         before = " + ".join(launch.kernel for launch in own)
-        found = Tuned(before, names, measured["own"], measured[best], kernel.num_warps, kernel.num_stages)
-        results.append(found)
-        tell(f"{before}: {found.before * 1e6:.1f} µs; {names}: {found.after * 1e6:.1f} µs")
+        tuned = Tuned(before, names, measured["own"], measured[best], kernel.num_warps, kernel.num_stages)
+        results.append(tuned)
+        tell(f"{before}: {tuned.before * 1e6:.1f} µs; {names}: {tuned.after * 1e6:.1f} µs")
     return winners, tuple(results)
 
 
@@ -82,7 +91,7 @@ def seconds_of(executor: CudaExecutor, launches: Sequence[Launch], shape: StepSh
     bound = [executor.bound(call, grid, shape, loaded.get(call.kernel.name)) for call, grid in calls]
 
     def run() -> None:
-        for each in bound:
-            each(stream)
+        for launch in bound:
+            launch(stream)
 
     return statistics.median(timed(run, LAUNCHES * ROUNDS))

@@ -37,8 +37,8 @@ def test_matrices_of_any_dtype(dtype: torch.dtype, tmp_path: Path) -> None:
 
 
 def test_digest_is_of_the_content(tmp_path: Path) -> None:
-    one, same, other = (read_adapter(llama_adapter(tmp_path / str(i), seed=s)) for i, s in enumerate((1, 1, 2)))
-    assert one.digest == same.digest != other.digest
+    first, same, other = (read_adapter(llama_adapter(tmp_path / str(i), seed=s)) for i, s in enumerate((1, 1, 2)))
+    assert first.digest == same.digest != other.digest
 
 
 def test_tails_of_names() -> None:

@@ -60,15 +60,15 @@ def test_equals_pefts_model(
         expected = adapted(torch.tensor([tokens])).logits[0]
         base = model(torch.tensor([tokens])).logits[0]
     spread = float(expected.std())
-    found = run_captured(_captured(checkpoint_of(family), tmp_path), tokens)
-    assert float((found - expected).abs().max()) < 1e-4 * spread
-    assert float((found - base).abs().max()) > 0.02 * spread
+    actual = run_captured(_captured(checkpoint_of(family), tmp_path), tokens)
+    assert float((actual - expected).abs().max()) < 1e-4 * spread
+    assert float((actual - base).abs().max()) > 0.02 * spread
 
 
 def test_adapters_are_added_one_after_the_other(checkpoint_of: Callable[..., Path], tmp_path: Path) -> None:
     model = tiny_model("llama")
     given = {"one": llama_adapter(tmp_path / "one", seed=1), "two": llama_adapter(tmp_path / "two", seed=2, rank=3)}
-    found = run_captured(capture(checkpoint_of("llama"), parse_options({"lora": given})), tiny_tokens(5))
+    actual = run_captured(capture(checkpoint_of("llama"), parse_options({"lora": given})), tiny_tokens(5))
     weights = dict(model.named_parameters())
     with torch.no_grad():
         for directory in given.values():
@@ -77,7 +77,7 @@ def test_adapters_are_added_one_after_the_other(checkpoint_of: Callable[..., Pat
                 module = name.removeprefix("base_model.model.").removesuffix(".lora_A.weight")
                 weights[f"{module}.weight"] += 2 * tensors[name.replace("lora_A", "lora_B")] @ tensors[name]
         expected = model(torch.tensor([tiny_tokens(5)])).logits[0]
-    torch.testing.assert_close(found, expected, atol=1e-4 * float(expected.std()), rtol=0)
+    torch.testing.assert_close(actual, expected, atol=1e-4 * float(expected.std()), rtol=0)
 
 
 WRONG = {

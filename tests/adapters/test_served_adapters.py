@@ -65,15 +65,15 @@ def test_mixed_batches_equal_each_merged_model(engine: Engine, plain: Engine, di
     asked: list[tuple[str | None, list[int]]] = []
     for i, directory in enumerate(directories):
         asked += [(directory.name, tiny_tokens(9 + i)), (None, tiny_tokens(5 + i)), (directory.name, tiny_tokens(3))]
-    found = together(engine, asked)
-    for (name, tokens), logits in zip(asked, found, strict=True):
+    rows = together(engine, asked)
+    for (name, tokens), logits in zip(asked, rows, strict=True):
         if name is None:
             assert np.array_equal(logits, plain.logits(tokens))
         else:
             expected = merged_logits(next(d for d in directories if d.name == name), tokens)
             assert np.abs(logits - expected).max() < 1e-4 * expected.std()
     base = merged_logits(None, asked[0][1])
-    assert np.abs(found[0] - base).max() > 0.1 * base.std()
+    assert np.abs(rows[0] - base).max() > 0.1 * base.std()
 
 
 def test_answers_do_not_depend_on_neighbours_or_chunks(engine: Engine, directories: list[Path]) -> None:
@@ -91,8 +91,8 @@ def test_generation_is_the_merged_models(engine: Engine, directories: list[Path]
     with llmc.compile(tiny_model("llama"), lora={"a2": directories[2]}, **LIMITS) as merged:
         for sampling in ({}, {"n": 2, "temperature": 1.0, "seed": 3}, {"beam_width": 2}):
             wanted = merged.generate([prompt], max_tokens=12, **sampling)
-            found = engine.generate([prompt], max_tokens=12, adapter="a2", **sampling)
-            assert [c.token_ids for c in found[0].choices] == [c.token_ids for c in wanted[0].choices]
+            completions = engine.generate([prompt], max_tokens=12, adapter="a2", **sampling)
+            assert [c.token_ids for c in completions[0].choices] == [c.token_ids for c in wanted[0].choices]
         pieces = list(engine.stream(prompt, max_tokens=12, adapter="a2"))
         assert pieces[-1].tokens == 12
         wanted_ids = merged.generate([prompt], max_tokens=12)[0].token_ids
@@ -163,9 +163,9 @@ def test_preempted_requests_keep_their_adapters(engine: Engine, directories: lis
     wanted = [engine.generate([p], max_tokens=20, adapter="a3")[0].token_ids for p in prompts]
     with llmc.load(engine.path, kv_cache_bytes=6 * 16 * 2 * 2 * 2 * 16 * 4) as small:
         small.load_adapter("a3", directories[3])
-        found = small.generate(prompts, max_tokens=20, adapter="a3")
+        completions = small.generate(prompts, max_tokens=20, adapter="a3")
         assert small.loop.scheduler.preemptions > 0
-    assert [completion.token_ids for completion in found] == wanted
+    assert [completion.token_ids for completion in completions] == wanted
 
 
 def test_the_prefix_cache_knows_the_content(engine: Engine, directories: list[Path]) -> None:
@@ -196,7 +196,7 @@ def test_adapters_that_come_and_go_leave_nothing(engine: Engine, directories: li
         engine.unload_adapter("passing")
         assert engine.loop.pool.used == 0
     gc.collect()
-    assert sum(each() is not None for each in alive) <= count
+    assert sum(reference() is not None for reference in alive) <= count
     assert engine.adapters.names() == names
 
 
@@ -212,9 +212,9 @@ def test_an_engine_for_gpus(directories: list[Path]) -> None:
         for directory in directories[:4]:
             engine.load_adapter(directory.name, directory)
             asked.append((directory.name, tiny_tokens(4)))
-        found = together(engine, asked)
-        assert np.array_equal(found[0], plain.logits(asked[0][1]))
-        for (_, tokens), logits, directory in zip(asked[1:], found[1:], directories, strict=False):
+        rows = together(engine, asked)
+        assert np.array_equal(rows[0], plain.logits(asked[0][1]))
+        for (_, tokens), logits, directory in zip(asked[1:], rows[1:], directories, strict=False):
             expected = merged_logits(directory, tokens)
             assert np.abs(logits - expected).max() < 1e-4 * expected.std()
 
@@ -255,11 +255,11 @@ def test_rows_without_adapters_are_bit_equal_in_every_build(build: dict[str, Any
         llmc.compile(model, **LIMITS, **build) as plain,
     ):
         engine.load_adapter("a", directories[1])
-        found = together(engine, asked)
+        rows = together(engine, asked)
         base = [plain.logits(tokens) for _, tokens in asked]
-    assert np.array_equal(found[1], base[1])
+    assert np.array_equal(rows[1], base[1])
     wanted = merged_logits(directories[1], asked[0][1], model)
-    change, expected = found[0] - base[0], wanted - merged_logits(None, asked[0][1], model)
+    change, expected = rows[0] - base[0], wanted - merged_logits(None, asked[0][1], model)
     cosine = (change * expected).sum() / np.linalg.norm(change) / np.linalg.norm(expected)
     assert cosine > 0.9
 

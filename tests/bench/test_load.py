@@ -65,15 +65,17 @@ def test_the_summary() -> None:
         record(0.0, [0.3, 0.6], 2, cached=0),
         RequestRecord(0.0, 10, error="HTTP 500"),
     ]
-    found = summarize(records, 2.0, {"ttft": 200.0})
-    assert (found.completed, found.failed, found.output_tokens, found.prompt_tokens) == (2, 1, 5, 20)
-    assert found.output_throughput == 2.5 and found.request_throughput == 1.0
-    assert found.goodput == 0.5 and found.prefix_hit_rate == 0.25
-    assert found.latencies["ttft"].mean == pytest.approx(200) and found.latencies["ttft"].median == pytest.approx(200)
-    assert found.latencies["tpot"].mean == pytest.approx(200)
-    assert found.latencies["itl"].median == pytest.approx(100)
-    assert found.latencies["e2el"].p99 == pytest.approx(597)
-    figures = found.to_json()
+    summary = summarize(records, 2.0, {"ttft": 200.0})
+    assert (summary.completed, summary.failed, summary.output_tokens, summary.prompt_tokens) == (2, 1, 5, 20)
+    assert summary.output_throughput == 2.5 and summary.request_throughput == 1.0
+    assert summary.goodput == 0.5 and summary.prefix_hit_rate == 0.25
+    assert summary.latencies["ttft"].mean == pytest.approx(200) and summary.latencies["ttft"].median == pytest.approx(
+        200
+    )
+    assert summary.latencies["tpot"].mean == pytest.approx(200)
+    assert summary.latencies["itl"].median == pytest.approx(100)
+    assert summary.latencies["e2el"].p99 == pytest.approx(597)
+    figures = summary.to_json()
     assert figures["mean_ttft_ms"] == pytest.approx(200) and figures["first_error"] == "HTTP 500"
 
 
@@ -86,10 +88,10 @@ def test_drafts_are_counted_from_the_metrics_of_whoever_serves() -> None:
         'vllm:spec_decode_num_accepted_tokens_total{model_name="a"} 30.0\n'
         'vllm:spec_decode_num_accepted_tokens_per_pos_total{model_name="a",position="0"} 9.0\n'
     )
-    found = read_counts(text)
-    assert found == DraftCounts(12, 120, 30)
-    assert (found.acceptance, found.tokens_a_step) == (0.25, 3.5)
-    assert found.since(DraftCounts(2, 20, 10)) == DraftCounts(10, 100, 20)
+    counts = read_counts(text)
+    assert counts == DraftCounts(12, 120, 30)
+    assert (counts.acceptance, counts.tokens_a_step) == (0.25, 3.5)
+    assert counts.since(DraftCounts(2, 20, 10)) == DraftCounts(10, 100, 20)
     assert read_counts("llmc:num_requests_running 1.0\n") is None
     assert (DraftCounts(0, 0, 0).acceptance, DraftCounts(0, 0, 0).tokens_a_step) == (0.0, 1.0)
 

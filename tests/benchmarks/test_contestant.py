@@ -26,10 +26,10 @@ def contestant(code: str, seconds: float = 600.0) -> Contestant:
 def test_contestants_measure_in_turn(tmp_path: Path) -> None:
     files = [tmp_path / "a", tmp_path / "b"]
     both = [contestant(MEASURES.format(str(file))) for file in files]
-    assert all(each.prepared() is not None for each in both)
+    assert all(other.prepared() is not None for other in both)
     assert all(file.exists() for file in files)
-    for each in both:
-        outcome = each.measured()
+    for competitor in both:
+        outcome = competitor.measured()
         assert (outcome.status, outcome.tail) == ("ok", "")
         assert outcome.measurements == (Measurement("g", "c", "llmc", (1.0,)),)
 

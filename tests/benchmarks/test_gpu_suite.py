@@ -79,8 +79,8 @@ def test_several_gpus_are_measured_where_there_are_as_many() -> None:
 def gpu_test_modules() -> list[Path]:
     """With tests marked so, or with the kernels' fixture `device`; relative to the repository."""
     is_for_a_gpu = re.compile(r"^(@|pytestmark = )pytest\.mark\.gpu|^def test_\w+\(\s*device: str", re.MULTILINE)
-    found = (ROOT / "tests").rglob("test_*.py")
-    return sorted(path.relative_to(ROOT) for path in found if is_for_a_gpu.search(path.read_text(encoding="utf-8")))
+    paths = (ROOT / "tests").rglob("test_*.py")
+    return sorted(path.relative_to(ROOT) for path in paths if is_for_a_gpu.search(path.read_text(encoding="utf-8")))
 
 
 def test_every_test_for_a_gpu_is_run() -> None:
@@ -148,17 +148,17 @@ def test_results_are_saved_after_every_job(tmp_path: Path) -> None:
 
 
 def test_some_jobs_come_with_what_they_need() -> None:
-    found = [job.name for job in selected(jobs(Path("d"), SHAPES), ["llmc llama-3.2"])]
-    assert found == ["prepare llama-3.2-1b", "probe", "llmc llama-3.2-1b"]
+    names = [job.name for job in selected(jobs(Path("d"), SHAPES), ["llmc llama-3.2"])]
+    assert names == ["prepare llama-3.2-1b", "probe", "llmc llama-3.2-1b"]
     assert selected(jobs(Path("d"), SHAPES), []) == jobs(Path("d"), SHAPES)
     for job in selected(jobs(Path("d"), SHAPES), ["kernels"]):
         assert not job.after and not job.needs
 
 
 def test_a_quantized_engine_is_built_from_the_plain_ones_checkpoint() -> None:
-    found = [job.name for job in selected(jobs(Path("d"), SHAPES), ["llmc llama-3.1-8b int4"])]
-    assert found[-2:] == ["prepare llama-3.1-8b int4", "llmc llama-3.1-8b int4"]
-    assert "prepare llama-3.1-8b" in found
+    names = [job.name for job in selected(jobs(Path("d"), SHAPES), ["llmc llama-3.1-8b int4"])]
+    assert names[-2:] == ["prepare llama-3.1-8b int4", "llmc llama-3.1-8b int4"]
+    assert "prepare llama-3.1-8b" in names
 
 
 def test_jobs_beside_run_at_the_same_time_and_are_waited_for(tmp_path: Path) -> None:

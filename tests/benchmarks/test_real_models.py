@@ -33,10 +33,10 @@ def test_figures_are_those_of_the_whole_text(draft_engine: Path, tmp_path: Path)
     judged = Windows(draft_engine, pieces, tmp_path, 1)
     with llmc.load(draft_engine, threads=1) as engine:
         plain: list[Logits] = [engine.logits(piece) for piece in pieces]
-    other: list[Logits] = [(each + np.sin(np.arange(each.shape[1]))).astype(np.float32) for each in plain]
+    other: list[Logits] = [(rows + np.sin(np.arange(rows.shape[1]))).astype(np.float32) for rows in plain]
     row, perplexity = judged.row("other", other), Perplexity()
-    for found, piece in zip(other, pieces, strict=True):
-        perplexity.add(found, piece)
+    for changed, piece in zip(other, pieces, strict=True):
+        perplexity.add(changed, piece)
     assert row.perplexity == pytest.approx(perplexity.value, rel=1e-5) and row.tokens == 80
     assert row.divergence == pytest.approx(np.mean([divergence(p, o) for p, o in zip(plain, other, strict=True)]), 1e-4)
     same = np.mean([p.argmax(-1) == o.argmax(-1) for p, o in zip(plain, other, strict=True)])
@@ -65,12 +65,12 @@ def test_numbers_are_what_the_codes_of_a_file_stand_for(tmp_path: Path) -> None:
     expected = write_gguf(file, model, "Q8_0")
     directory = numbers_of(file, tmp_path)
     assert directory == numbers_of(file, tmp_path) == tmp_path / "small"
-    found = load_file(directory / "model.safetensors")
+    tensors = load_file(directory / "model.safetensors")
     for name, tensor in expected.items():
-        if name in found:
-            torch.testing.assert_close(found[name], tensor.float(), rtol=0, atol=0)
+        if name in tensors:
+            torch.testing.assert_close(tensors[name], tensor.float(), rtol=0, atol=0)
     assert (directory / "config.json").exists() and not list(directory.glob("*.gguf"))
-    assert set(found) >= {name for name in expected if name.endswith("proj.weight")}
+    assert set(tensors) >= {name for name in expected if name.endswith("proj.weight")}
 
 
 def test_requests_are_about_eight_places_of_the_text() -> None:

@@ -51,8 +51,8 @@ def test_a_policy_that_drops_nothing_says_nothing(model: Path, tmp_path: Path) -
 
 def test_a_window_forgets_what_is_outside_of_it(model: Path) -> None:
     task = copies(192, 4, 4)
-    found = recall(model, task, "streaming:budget={budget},sinks=4,every=16", 0.5, "auto", 1)
-    assert found.by_depth[0] < 0.1 and found.by_depth[-1] == 1.0
+    figures = recall(model, task, "streaming:budget={budget},sinks=4,every=16", 0.5, "auto", 1)
+    assert figures.by_depth[0] < 0.1 and figures.by_depth[-1] == 1.0
 
 
 def test_each_policy_has_a_row_of_its_own() -> None:

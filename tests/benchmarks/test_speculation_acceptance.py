@@ -18,10 +18,10 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_shipped_pair(directory: Path) -> None:
-    found = of_draft_model(built("bard-6m", directory), built("bard-draft", directory), None)
-    assert found["greedy, k = 4: tokens a step"] >= 2.2
-    assert found["T = 1, invariant: accepted"] >= 0.54
-    assert found["T = 1, rejection: accepted"] >= 0.61
+    figures = of_draft_model(built("bard-6m", directory), built("bard-draft", directory), None)
+    assert figures["greedy, k = 4: tokens a step"] >= 2.2
+    assert figures["T = 1, invariant: accepted"] >= 0.54
+    assert figures["T = 1, rejection: accepted"] >= 0.61
 
 
 def test_medusa_heads_that_are_trained_as_by_default(directory: Path) -> None:

@@ -52,8 +52,8 @@ def is_whole(path: Path) -> bool:
 def set_used(path: Path, hours_ago: float) -> None:
     """As if it had been used then, and not since."""
     then = time.time() - hours_ago * HOUR
-    for each in [*path.rglob("*"), path]:
-        os.utime(each, (then, then))
+    for entry in [*path.rglob("*"), path]:
+        os.utime(entry, (then, then))
 
 
 def test_it_is_private_whatever_the_umask(tmp_path: Path) -> None:
@@ -254,8 +254,8 @@ open_cache(CacheKind.ENGINES, Path(sys.argv[1])).find_or_make(sys.argv[2], Path.
 
 def test_entries_are_described(cache: CacheDirectory) -> None:
     entry = cache.find_or_make("entry", is_whole, lambda path: make(path, 1000))
-    (found,) = cache_entries(cache.path.parent)
-    assert (found.kind, found.path, found.nbytes) == (CacheKind.ENGINES, entry, 1000)
-    assert abs(found.used - time.time()) < 600
+    (described,) = cache_entries(cache.path.parent)
+    assert (described.kind, described.path, described.nbytes) == (CacheKind.ENGINES, entry, 1000)
+    assert abs(described.used - time.time()) < 600
     shutil.rmtree(cache.path.parent)
     assert cache_entries(cache.path.parent) == []

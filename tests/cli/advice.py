@@ -31,8 +31,8 @@ class Advice:
 
     def commands(self) -> Iterator[tuple[str, ...]]:
         """The words behind `llmc` of each command that it names, of the verbs that there are."""
-        for found in _COMMAND.finditer(self.text):
-            words = tuple(PLACES.get(word, word) for word in shlex.split(found["words"]))
+        for match in _COMMAND.finditer(self.text):
+            words = tuple(PLACES.get(word, word) for word in shlex.split(match["words"]))
             if words[0] in VERBS:
                 yield words
 
@@ -44,17 +44,17 @@ class Advice:
 
 def all_advice() -> list[Advice]:
     """Every text of the sources that may be shown, but for docstrings and the help of options."""
-    found: list[Advice] = []
+    advice: list[Advice] = []
     for path in sorted(PACKAGE.rglob("*.py")):
         tree = parsed(path)
-        silent = {id(node) for each in _silent(tree) for node in ast.walk(each)}
+        silent = {id(node) for part in _silent(tree) for node in ast.walk(part)}
         for node in ast.walk(tree):
             text = None if id(node) in silent else _text(node)
             if text is not None and isinstance(node, ast.expr):
                 silent.update(id(part) for part in ast.walk(node))
                 # Pages are generated of texts with many lines.
-                found += [] if "\n\n" in text else [Advice(f"{path.relative_to(PACKAGE)}:{node.lineno}", text)]
-    return found
+                advice += [] if "\n\n" in text else [Advice(f"{path.relative_to(PACKAGE)}:{node.lineno}", text)]
+    return advice
 
 
 def _silent(tree: ast.Module) -> Iterator[ast.AST]:
@@ -69,7 +69,7 @@ def _text(node: ast.AST) -> str | None:
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return node.value
     if isinstance(node, ast.JoinedStr):
-        return "".join(_part(each) for each in node.values)
+        return "".join(_part(value) for value in node.values)
     return None
 
 

@@ -43,14 +43,14 @@ def parse(command: Any, words: tuple[str, ...]) -> None:
         rest = [*context._protected_args, *context.args]
         if not rest:
             return
-        name, found, rest = context.command.resolve_command(context, rest)
-        context = found.make_context(name, rest, parent=context)
+        name, subcommand, rest = context.command.resolve_command(context, rest)
+        context = subcommand.make_context(name, rest, parent=context)
 
 
 def test_every_command_that_is_advised_is_one(advice: list[Advice], command: Any) -> None:
     wrong, right = [], 0
-    for each in advice:
-        for words in each.commands():
+    for piece in advice:
+        for words in piece.commands():
             # `llmc build` alone is a name, and no command to copy.
             if len(words) == 1 or words[1] == "--help":
                 continue
@@ -58,38 +58,38 @@ def test_every_command_that_is_advised_is_one(advice: list[Advice], command: Any
                 parse(command, words)
                 right += 1
             except Exception as error:
-                wrong.append(f"{each.place}: llmc {shlex.join(words)}: {getattr(error, 'message', error)}")
+                wrong.append(f"{piece.place}: llmc {shlex.join(words)}: {getattr(error, 'message', error)}")
     assert not wrong, "\n".join(wrong)
     assert right > 40, "the commands are not found any more"
 
 
 def test_every_flag_that_is_advised_is_one(advice: list[Advice], command: Any) -> None:
     options = [option for verb in _verbs(command) for option in verb.params]
-    known = {*_OF_OTHERS, *(flag for each in options for flag in (*each.opts, *each.secondary_opts))}
-    assert not {(each.place, flag) for each in advice for flag in each.flags() if flag not in known}
+    known = {*_OF_OTHERS, *(flag for option in options for flag in (*option.opts, *option.secondary_opts))}
+    assert not {(piece.place, flag) for piece in advice for flag in piece.flags() if flag not in known}
 
 
 def test_every_extra_that_is_advised_is_one(advice: list[Advice]) -> None:
     project = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text())["project"]
-    named = {extra for each in advice for found in _EXTRA.findall(each.text) for extra in found.split(",")} - {VALUE}
+    named = {extra for piece in advice for match in _EXTRA.findall(piece.text) for extra in match.split(",")} - {VALUE}
     assert named and named <= project["optional-dependencies"].keys()
 
 
 def test_prose_names_no_verb_without_backticks(advice: list[Advice]) -> None:
     """So that what looks like a command is one: it stands after a colon or in parentheses."""
     loose = [
-        (each.place, found.group())
-        for each in advice
-        for found in re.finditer(r"(?<![:(`] )(?<![(`])\bllmc ([a-z-]+)", each.text)
-        if found.group(1) in VERBS and found.start() > 0 and found.end() < len(each.text)
+        (piece.place, match.group())
+        for piece in advice
+        for match in re.finditer(r"(?<![:(`] )(?<![(`])\bllmc ([a-z-]+)", piece.text)
+        if match.group(1) in VERBS and match.start() > 0 and match.end() < len(piece.text)
     ]
     assert not loose
 
 
 def _verbs(command: Any) -> Iterator[Any]:
     yield command
-    for each in getattr(command, "commands", {}).values():
-        yield from _verbs(each)
+    for subcommand in getattr(command, "commands", {}).values():
+        yield from _verbs(subcommand)
 
 
 # What is run, and the words of the advised command that a user fills in, and adds.

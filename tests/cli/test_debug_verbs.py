@@ -63,13 +63,13 @@ def test_explain_begins_with_the_coverage(model: Path, engine: Path) -> None:
 
 
 def test_explain_one_pass_one_node_and_json(model: Path) -> None:
-    one = llmc("explain", model, "--pass", "fuse_rms_norm").out
-    assert one.startswith("fuse_rms_norm (reorder): 5 rewrites, 0 refused") and "self.weight * hidden_states" in one
+    text = llmc("explain", model, "--pass", "fuse_rms_norm").out
+    assert text.startswith("fuse_rms_norm (reorder): 5 rewrites, 0 refused") and "self.weight * hidden_states" in text
     node = llmc("explain", model, "--node", "rms_norm_1").out
     assert "made by fuse_rms_norm #" in node
     data = json.loads(llmc("explain", model, "--json").out)
     assert data["error"] is None
-    assert {"attentions", "RMSNorms"} <= {each["what"] for each in data["coverage"]}
+    assert {"attentions", "RMSNorms"} <= {entry["what"] for entry in data["coverage"]}
 
 
 def test_a_shortfall_is_an_error_if_strict(model: Path, tmp_path: Path) -> None:
@@ -103,10 +103,10 @@ def test_diff_of_a_clean_model_and_of_two_engines(model: Path, engine: Path) -> 
 def test_diff_shows_what_quantization_does(model: Path) -> None:
     outcome = llmc("diff", model, "--quantize", "int8,*.o_proj=none", "--kv-cache", "int8", "--json")
     assert outcome.code == 0, outcome.err
-    found = {each["name"]: each for each in json.loads(outcome.out)["passes"]}
-    assert found["quantize_weights"]["rewrites"] == 13 and found["quantize_weights"]["budget"] == 2.0
-    assert 1e-4 < found["quantize_weights"]["difference"]["relative"] < 0.5
-    assert found["quantize_kv_cache"]["difference"]["relative"] > 0
+    passes = {entry["name"]: entry for entry in json.loads(outcome.out)["passes"]}
+    assert passes["quantize_weights"]["rewrites"] == 13 and passes["quantize_weights"]["budget"] == 2.0
+    assert 1e-4 < passes["quantize_weights"]["difference"]["relative"] < 0.5
+    assert passes["quantize_kv_cache"]["difference"]["relative"] > 0
     explained = llmc("explain", model, "--quantize", "int8,*.o_proj=none", "--kv-cache", "int8", "--strict")
     assert explained.code == 0, explained.err
     for part in (
@@ -119,12 +119,12 @@ def test_diff_shows_what_quantization_does(model: Path) -> None:
 
 @pytest.mark.slow
 def test_bisect_names_the_rewrite_and_writes_a_reproduction(model: Path, tmp_path: Path) -> None:
-    found = tmp_path / "found"
-    outcome = llmc("bisect", model, "--passes-from", WRONG, "-o", found)
+    directory = tmp_path / "found"
+    outcome = llmc("bisect", model, "--passes-from", WRONG, "-o", directory)
     assert outcome.code == 0, outcome.err
     assert "of pass wrong_epsilon: rms_norm_2" in outcome.out
-    assert (found / "repro.py").exists()
-    again = (found / "check.sh").read_text().splitlines()[-1]
+    assert (directory / "repro.py").exists()
+    again = (directory / "check.sh").read_text().splitlines()[-1]
     number = again.rpartition("--at ")[2]
     assert f"llmc bisect {model} --passes-from {WRONG} --at {number}" in again
     assert llmc("bisect", model, "--passes-from", WRONG, "--at", number).code == 0

@@ -32,9 +32,9 @@ def test_help_fits_and_cuts_no_name(verb: tuple[str, ...], columns: int, monkeyp
     outcome = llmc(*verb, "-h")
     assert outcome.code == 0 and llmc(*verb, "--help").out == outcome.out
     assert max(map(len, outcome.out.splitlines())) <= columns
-    found: Any = VERBS[verb[0]] if len(verb) == 1 else VERBS[verb[0]].commands[verb[1]]
+    described: Any = VERBS[verb[0]] if len(verb) == 1 else VERBS[verb[0]].commands[verb[1]]
     words = outcome.out.split()
-    for parameter in found.params:
+    for parameter in described.params:
         for name in parameter.opts if parameter.param_type_name == "option" else ():
             assert name in words or f"{name}," in words, f"{name} is not in:\n{outcome.out}"
 

@@ -66,9 +66,11 @@ def test_the_best_division_is_built(checkpoint: Path, trace: Path) -> None:
 
 def test_gpus_have_no_stages(checkpoint: Path, trace: Path) -> None:
     """A division that could not be built is shown, and not taken."""
-    found = consider_divisions(checkpoint, resolve_target("h100"), DivisionWish("auto", 2, trace=trace), {}, default())
-    assert {each.division.layout.pipeline for each in found.comparison.outcomes} == {1, 2}
-    assert found.best.layout.pipeline == 1 and not found.comparison.has_stages
+    considered = consider_divisions(
+        checkpoint, resolve_target("h100"), DivisionWish("auto", 2, trace=trace), {}, default()
+    )
+    assert {outcome.division.layout.pipeline for outcome in considered.comparison.outcomes} == {1, 2}
+    assert considered.best.layout.pipeline == 1 and not considered.comparison.has_stages
 
 
 def test_without_a_plan_nothing_is_done(tmp_path: Path) -> None:

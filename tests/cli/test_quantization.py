@@ -53,9 +53,9 @@ def test_verify_compares_perplexities(build: tuple[Path, Outcome], tmp_path: Pat
     assert_user_error(llmc(*arguments, "--max-ratio", "0.5"), "times the model's; 0.5 is allowed")
     outcome = llmc("report", build[0], "-o", page, "--perplexity", measured, "--threads", "1")
     assert outcome.code == 0, outcome.err
-    found = json.loads(measured.read_text())
-    assert f'"perplexity":{found["perplexity"]}' in page.read_text(encoding="utf-8")
-    measured.write_text(json.dumps(found | {"kv_cache": "auto"}))
+    record = json.loads(measured.read_text())
+    assert f'"perplexity":{record["perplexity"]}' in page.read_text(encoding="utf-8")
+    measured.write_text(json.dumps(record | {"kv_cache": "auto"}))
     assert_user_error(llmc("report", build[0], "--perplexity", measured), "is of another engine", "llmc verify")
     assert_user_error(llmc("report", build[0], "--perplexity", tmp_path / "none"), "cannot be read")
     assert_user_error(llmc("verify", build[0], "--against", MODEL, "--json", measured), "--perplexity TEXT")

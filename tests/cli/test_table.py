@@ -103,7 +103,9 @@ SLOW: list[tuple[str, ...]] = [
 
 
 @pytest.mark.parametrize(
-    "command", [*QUICK, *(pytest.param(each, marks=pytest.mark.slow) for each in SLOW)], ids=lambda c: " ".join(c[:2])
+    "command",
+    [*QUICK, *(pytest.param(command, marks=pytest.mark.slow) for command in SLOW)],
+    ids=lambda c: " ".join(c[:2]),
 )
 def test_every_verb_fits_in_80_columns_without_breaking_a_word(
     command: tuple[str, ...], draft_engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -47,8 +47,8 @@ def changes(copy: Path, lines: Sequence[Line]) -> tuple[int, int]:
     files = [p.relative_to(copy) for p in copy.rglob("*") if p.is_file() and "__pycache__" not in p.parts]
     new = [p for p in files if not (PACKAGE / p).exists()]
     edited = 0
-    for each in {line.file for line in lines}:
-        before, after = ((root / each).read_text(encoding="utf-8").splitlines() for root in (PACKAGE, copy))
+    for file in {line.file for line in lines}:
+        before, after = ((root / file).read_text(encoding="utf-8").splitlines() for root in (PACKAGE, copy))
         edited += sum(line.startswith(("+ ", "- ")) for line in difflib.ndiff(before, after))
     return len(new), edited
 

@@ -21,28 +21,28 @@ def step_tensors(requests: Requests) -> list[Tensor]:
     """query_starts, context_lens, state_slots."""
     starts = [sum(count for _, _, count in requests[:i]) for i in range(len(requests) + 1)]
     lengths = [first + count for _, first, count in requests]
-    return [torch.tensor(each, dtype=torch.int32) for each in (starts, lengths, [slot for slot, _, _ in requests])]
+    return [torch.tensor(values, dtype=torch.int32) for values in (starts, lengths, [slot for slot, _, _ in requests])]
 
 
 def outputs(run: Run, shape: tuple[int, ...], steps: list[Requests]) -> tuple[dict[tuple[int, int], Tensor], Tensor]:
     """y by slot and position, and the states afterwards, which began as what nobody may read."""
     state = torch.full((SLOTS, *shape), torch.nan)
-    found: dict[tuple[int, int], Tensor] = {}
+    rows: dict[tuple[int, int], Tensor] = {}
     for requests in steps:
         places = [(slot, first + i) for slot, first, count in requests for i in range(count)]
         y = run(state, step_tensors(requests), torch.tensor([16 * slot + position for slot, position in places]))
-        found |= {place: y[i].clone() for i, place in enumerate(places)}
-    return found, state
+        rows |= {place: y[i].clone() for i, place in enumerate(places)}
+    return rows, state
 
 
 def check(kernel: Run, reference: Run, shape: tuple[int, ...], tolerance: float = 2e-5) -> None:
-    found, state = outputs(kernel, shape, [WHOLE])
+    rows, state = outputs(kernel, shape, [WHOLE])
     expected, expected_state = outputs(reference, shape, [WHOLE])
     for place, y in expected.items():
-        torch.testing.assert_close(found[place], y, rtol=tolerance, atol=tolerance)
+        torch.testing.assert_close(rows[place], y, rtol=tolerance, atol=tolerance)
     torch.testing.assert_close(state, expected_state, rtol=2e-5, atol=2e-5, equal_nan=True)
     again, cut_state = outputs(kernel, shape, CUT)
-    assert all(torch.equal(again[place], y) for place, y in found.items())
+    assert all(torch.equal(again[place], y) for place, y in rows.items())
     assert torch.equal(cut_state.nan_to_num(7.0), state.nan_to_num(7.0))
 
 

@@ -67,11 +67,11 @@ def test_blocks_equal_the_graph(tmp_path: Path) -> None:
         "num_key_value_heads": 1,
     }
     options = parse_options({})
-    found = capture(tiny_checkpoint("llama", tmp_path / "model", num_hidden_layers=1, vocab_size=96, **sizes), options)
-    captured = Captured(run_pipeline(found.graph, canonical(), options).graph, found.source)
+    stored = capture(tiny_checkpoint("llama", tmp_path / "model", num_hidden_layers=1, vocab_size=96, **sizes), options)
+    captured = Captured(run_pipeline(stored.graph, canonical(), options).graph, stored.source)
     graph = optimized("fp8:block", captured=captured).graph
     assert len({weight.rows % 128 for weight in graph.quantized}) > 1
-    assert difference(graph, tmp_path, found.source) < 1e-5
+    assert difference(graph, tmp_path, stored.source) < 1e-5
 
 
 @pytest.mark.parametrize("scheme", ["int8-gptq", "w4a8-awq:g32"])
@@ -105,8 +105,8 @@ def test_a_tied_weight_is_stored_once(tmp_path: Path) -> None:
     model.config.tie_word_embeddings = True
     model.tie_weights()
     options = parse_options({})
-    found = capture(saved(model, tmp_path), options)
-    captured = Captured(run_pipeline(found.graph, canonical(), options).graph, found.source)
+    stored = capture(saved(model, tmp_path), options)
+    captured = Captured(run_pipeline(stored.graph, canonical(), options).graph, stored.source)
     graph = optimized("w4a8:g32,lm_head=w4a8:g32", captured=captured).graph
     program = lower(graph, host_target(), parse_options({})).program
     (head,) = (launch for launch in program.launches if launch.family == "quantized_lm_head")
@@ -134,15 +134,17 @@ def refusal(
     if x_format != "none":
         x = b.call(ops.round_tokens.default, x, None, x_format, torch.float32)
     node = b.call(ops.linear.default, x, weight, None, dtype)
-    found = CppBackend(host_target()).refusal(node)
-    return None if found is None else found.reason
+    refused = CppBackend(host_target()).refusal(node)
+    return None if refused is None else refused.reason
 
 
 def test_a_dense_weight_takes_no_rounded_tokens() -> None:
     b = GraphBuilder()
     x = b.call(ops.round_tokens.default, b.weight("x", 4, 96), None, "int8", torch.float32)
-    found = CppBackend(host_target()).refusal(b.call(ops.linear.default, x, b.weight("w", 64, 96)))
-    assert found is not None and found.reason.endswith("multiplies what llmc.round_tokens yields and dense weights")
+    refused = CppBackend(host_target()).refusal(b.call(ops.linear.default, x, b.weight("w", 64, 96)))
+    assert refused is not None and refused.reason.endswith(
+        "multiplies the result of llmc.round_tokens by dense weights"
+    )
 
 
 def test_what_no_kernel_multiplies_is_refused() -> None:

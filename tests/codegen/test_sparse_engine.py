@@ -46,12 +46,12 @@ ENGINES = [
 def test_a_sparse_engine_has_the_bits_of_the_dense_one(zeros: str, quantize: str, tmp_path: Path) -> None:
     graph = sparse(zeros, quantize).graph
     source = captured_llama().source
-    found = lower(graph, host_target(), OPTIONS)
+    lowered = lower(graph, host_target(), OPTIONS)
     dense = lower(expand_sparse(graph, lambda storage: "as a test"), host_target(), OPTIONS)
-    families = [launch.family for launch in found.program.launches]
+    families = [launch.family for launch in lowered.program.launches]
     assert [x.removeprefix("sparse_") for x in families] == [x.removeprefix("sparse_") for x in _families(dense)]
-    assert _bytes(found) < 0.9 * _bytes(dense)
-    got = run_engine(found, source, STEPS, host_target(), tmp_path / "sparse")
+    assert _bytes(lowered) < 0.9 * _bytes(dense)
+    got = run_engine(lowered, source, STEPS, host_target(), tmp_path / "sparse")
     want = run_engine(dense, source, STEPS, host_target(), tmp_path / "dense")
     for step, expected in zip(got, want, strict=True):
         for a, b in zip(step, expected, strict=True):
@@ -70,7 +70,7 @@ def test_a_target_without_vbmi2_says_why_it_is_dense() -> None:
     plain = resolve_target("cpu-x86-64-v3")
     assert isinstance(plain, CpuTarget)
     dense = expand_sparse(graph, CppKind(plain).dense_reason)
-    assert {each.bits for each in dense.sparse} == {None}
+    assert {weight.bits for weight in dense.sparse} == {None}
     assert not [x for x in _families(lower(dense, plain, OPTIONS)) if x.startswith("sparse_")]
 
 
@@ -79,7 +79,7 @@ def test_a_gpu_that_reads_dense_weights_as_fast_gets_them_and_says_why() -> None
     dense = expand_sparse(
         sparse("magnitude:0.5", "int8").graph, triton_kind.TritonKind(gpu_target("h100")).dense_reason
     )
-    assert all("predicted for one token on h100" in (each.reason or "") for each in dense.sparse)
+    assert all("predicted for one token on h100" in (weight.reason or "") for weight in dense.sparse)
     assert not [node for node in dense.graph.nodes if node.target in SPARSE]
 
 
@@ -88,11 +88,11 @@ def test_a_gpu_that_reads_dense_weights_as_fast_gets_them_and_says_why() -> None
 def test_experts_keep_their_zeros_and_say_why(tmp_path: Path) -> None:
     model = tiny_checkpoint("mixtral", tmp_path / "model")
     report = build(model, tmp_path / "e.llmc", target=host_target().name, sparsity="magnitude:0.5", max_model_len=64)
-    reasons = {each.module: each.reason for each in report.sparse}
+    reasons = {weight.module: weight.reason for weight in report.sparse}
     assert {name for name, reason in reasons.items() if reason == NO_SPARSE_EXPERTS} == {
         name for name in reasons if "expert" in name
     }
-    assert any(each.bits is not None for each in report.sparse)
+    assert any(weight.bits is not None for weight in report.sparse)
 
 
 @pytest.mark.parametrize("quantize", ["", "int8"])
@@ -100,7 +100,7 @@ def test_on_paper_a_sparse_weight_takes_its_bits(quantize: str) -> None:
     """Where there are no kernels yet: for plans and simulations."""
     graph = sparse("magnitude:0.5", quantize).graph
     stored = [slot.nbytes for slot in sketch(graph, OPTIONS).weights if slot.layout.is_sparse]
-    predicted = sum((each.bits or 0.0) * each.rows * each.columns / 8 for each in graph.sparse)
+    predicted = sum((weight.bits or 0.0) * weight.rows * weight.columns / 8 for weight in graph.sparse)
     assert len(stored) == 8 and sum(stored) == pytest.approx(predicted, rel=1e-6)
 
 

@@ -187,8 +187,8 @@ def test_engines_are_cut_where_the_rest_allows_it(llama: Captured, cases: Callab
         graph = run_pipeline(llama.graph, made.pipeline.passes, options, essential=essential()).graph
         assert graph.stage in (Stage.SERVING, Stage.OPTIMIZED)
         assert has_selected_logits(graph)
-        found = difference(made.runner.logits(graph), made.check.reference)
-        return Outcome(found.within(1e-4), f"{found.relative:.1e}")
+        change = difference(made.runner.logits(graph), made.check.reference)
+        return Outcome(change.within(1e-4), f"{change.relative:.1e}")
 
     culprit = bisect(made.whole, check, uncut=essential())
     assert culprit.pass_name == "swapped_halves" and len(culprit.probes) <= 5

@@ -25,8 +25,8 @@ def trace(draft_engine: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[
     path = tmp_path_factory.mktemp("trace") / "trace.json"
     outcome = llmc("profile", draft_engine, *WORKLOAD, "--trace", path)
     assert outcome.code == 0, outcome.err
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"), parse_constant=pytest.fail)
-    return found
+    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"), parse_constant=pytest.fail)
+    return content
 
 
 def events(trace: dict[str, Any], phase: str) -> list[dict[str, Any]]:
@@ -48,7 +48,7 @@ def test_every_event_has_what_its_phase_needs(trace: dict[str, Any]) -> None:
 
 
 def test_processes_and_threads_have_names(trace: dict[str, Any]) -> None:
-    names = {(each["name"], each["pid"], each["tid"]): each["args"] for each in events(trace, "M")}
+    names = {(event["name"], event["pid"], event["tid"]): event["args"] for event in events(trace, "M")}
     assert len(names) == len(events(trace, "M"))
     for pid, tid in {(event["pid"], event["tid"]) for event in events(trace, "X")}:
         assert isinstance(names["process_name", pid, tid]["name"], str)
@@ -59,10 +59,10 @@ def test_processes_and_threads_have_names(trace: dict[str, Any]) -> None:
 
 def test_every_launch_is_there_and_none_overlaps(trace: dict[str, Any], draft_engine: Path) -> None:
     launches = read_engine(draft_engine).program.launches
-    found = events(trace, "X")
-    assert len(found) == 2 * len(launches)
+    launched = events(trace, "X")
+    assert len(launched) == 2 * len(launches)
     for number in (1, 2):
-        mine = [event for event in found if event["pid"] == number]
+        mine = [event for event in launched if event["pid"] == number]
         assert [event["name"] for event in mine] == [launch.kernel for launch in launches]
         spans = [(round(event["ts"] * 1e3), round(event["dur"] * 1e3)) for event in mine]  # as Perfetto rounds them
         assert all(start + duration <= after for (start, duration), (after, _) in pairwise(spans)), "would be nested"

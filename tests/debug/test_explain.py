@@ -68,8 +68,8 @@ def explain(module: nn.Module, **options: Any) -> Any:
 def test_the_shipped_model_is_covered_in_full() -> None:
     explanation = explain_model(capture(SHIPPED, OPTIONS), default(), OPTIONS)
     assert explanation.error is None
-    assert all(not each.left for each in explanation.coverage)
-    texts = [str(each) for each in explanation.coverage]
+    assert all(not part.left for part in explanation.coverage)
+    texts = [str(part) for part in explanation.coverage]
     layers = json.loads((SHIPPED / "config.json").read_text())["num_hidden_layers"]
     assert f"{layers} of {layers} attentions paged" in texts
     assert f"{2 * layers + 1} of {2 * layers + 1} RMSNorms fused" in texts
@@ -86,14 +86,14 @@ def test_the_shipped_model_is_covered_in_full() -> None:
 )
 def test_families_is_covered_in_full(captured_family: FamilyCaptures, family: str) -> None:
     explanation = explain_model(captured_family(family).captured, default(), OPTIONS)
-    assert [str(each) for each in explanation.coverage if each.left] == []
-    assert "2 of 2 attentions paged" in [str(each) for each in explanation.coverage]
+    assert [str(part) for part in explanation.coverage if part.left] == []
+    assert "2 of 2 attentions paged" in [str(part) for part in explanation.coverage]
 
 
 @pytest.mark.parametrize(("extra", "name", "op"), [(torch.tanh, "tanh", "aten.tanh"), (torch.exp, "exp", "aten.exp")])
 def test_an_extra_user_is_named(extra: Callable[[Tensor], Tensor], name: str, op: str) -> None:
     explanation = explain(TwoNorms(extra))
-    (norms,) = [each for each in explanation.coverage if each.what == "RMSNorms"]
+    (norms,) = [part for part in explanation.coverage if part.what == "RMSNorms"]
     assert str(norms) == "1 of 2 RMSNorms fused; 1 refused"
     ((refusal,),) = [left.refusals for left in norms.left]
     assert refusal.reason.startswith(f"{refusal.node} is also used by {name}")
@@ -161,9 +161,9 @@ def test_what_a_missing_pass_leaves_is_counted(
 ) -> None:
     options = BuildOptions(disable_passes=(disabled,))
     # What the canonical passes leave can be counted before the others run.
-    passes = canonical() if disabled in {each.name for each in canonical()} else default()
+    passes = canonical() if disabled in {pass_.name for pass_ in canonical()} else default()
     explanation = explain_model(captured_family(family).captured, passes, options)
-    (short, *_) = [each for each in explanation.coverage if str(each) == says]
+    (short, *_) = [part for part in explanation.coverage if str(part) == says]
     assert short.reasons(short.left[0])[0].startswith(f"did not run: {disabled}")
 
 
@@ -193,10 +193,12 @@ def test_passes_of_a_user_are_covered_by_their_refusals(captured_family: FamilyC
 
 def test_the_history_of_a_node(captured_family: FamilyCaptures) -> None:
     explanation = explain_model(captured_family("llama").captured, default(), OPTIONS)
-    found = history(explanation, "rms_norm_1")
-    assert found.made is not None and found.made[0] == "fuse_rms_norm"
-    assert "rms_norm_1" in found.made[1].made and "self.weight * hidden_states" in str(found.made[1].source)
-    selected = history(explanation, found.made[1].nodes[0])
+    node_history = history(explanation, "rms_norm_1")
+    assert node_history.made is not None and node_history.made[0] == "fuse_rms_norm"
+    assert "rms_norm_1" in node_history.made[1].made and "self.weight * hidden_states" in str(
+        node_history.made[1].source
+    )
+    selected = history(explanation, node_history.made[1].nodes[0])
     assert [name for name, _ in selected.used][-1] == "fuse_rms_norm"
     for wrong in (lambda: history(explanation, "no_such_node"), lambda: explanation.named("fuse_ropes")):
         with pytest.raises(OptionError) as error:

@@ -27,30 +27,30 @@ def llama(captured_family: FamilyCaptures) -> Captured:
 
 def test_every_pass_stays_within_its_class(llama: Captured) -> None:
     told: list[str] = []
-    found = diff_passes(llama, default(), OPTIONS, TOKENS, by_rewrite=True, progress=told.append)
-    assert found.first_over is None and found.error is None
-    by_name = {each.name: each for each in found.passes}
+    differences = diff_passes(llama, default(), OPTIONS, TOKENS, by_rewrite=True, progress=told.append)
+    assert differences.first_over is None and differences.error is None
+    by_name = {difference.name: difference for difference in differences.passes}
     assert by_name["fuse_rms_norm"].count == 5 and by_name["page_kv_cache"].numerics == "exact"
-    for each in found.passes:
-        assert len(each.rewrites) == each.count > 0
-        assert each.difference is not None and each.difference.relative < 1e-5 and each.difference.top1 == 1.0
+    for pass_ in differences.passes:
+        assert len(pass_.rewrites) == pass_.count > 0
+        assert pass_.difference is not None and pass_.difference.relative < 1e-5 and pass_.difference.top1 == 1.0
     assert told[0] == "captured" and "fuse_rope" in told
 
 
 @pytest.mark.parametrize("name", quick_sample(FAULTS, ["wrong_epsilon", "swapped_halves"]))
 def test_a_wrong_pass_and_its_rewrite_are_named(llama: Captured, name: str) -> None:
     fault, node = FAULTS[name]
-    found = diff_passes(llama, extended(fault), OPTIONS, TOKENS, by_rewrite=True)
-    assert found.first_over is not None and found.first_over.name == name
-    assert [each.name for each in found.passes if each.is_over] == [name]
-    guilty = [r for r in found.first_over.rewrites if r.difference is None or not r.difference.within(1e-4)]
+    differences = diff_passes(llama, extended(fault), OPTIONS, TOKENS, by_rewrite=True)
+    assert differences.first_over is not None and differences.first_over.name == name
+    assert [pass_.name for pass_ in differences.passes if pass_.is_over] == [name]
+    guilty = [r for r in differences.first_over.rewrites if r.difference is None or not r.difference.within(1e-4)]
     assert [node in r.rewrite.nodes for r in guilty] == [True]
     assert guilty[0].rewrite.made and "modeling_llama.py" in str(guilty[0].rewrite.source)
 
 
 def test_a_range_of_passes(llama: Captured) -> None:
-    found = diff_passes(llama, default(), OPTIONS, TOKENS, first="fuse_rms_norm", last="fuse_rope")
-    assert [each.name for each in found.passes] == ["fuse_rms_norm", "fuse_rope_angles", "fuse_rope"]
+    differences = diff_passes(llama, default(), OPTIONS, TOKENS, first="fuse_rms_norm", last="fuse_rope")
+    assert [pass_.name for pass_ in differences.passes] == ["fuse_rms_norm", "fuse_rope_angles", "fuse_rope"]
     assert pass_range(default(), "fuse_rope", "fuse_rope") == {"fuse_rope"}
 
 
@@ -65,11 +65,11 @@ def test_a_range_that_is_none(first: str, last: str | None, says: str) -> None:
 
 
 def test_a_pass_that_fails_ends_it(llama: Captured) -> None:
-    found = diff_passes(llama, extended(crash), OPTIONS, TOKENS)
-    assert isinstance(found.error, PassError)
-    assert found.error.problem == "pass crash: KeyError: 'a mistake in the pass'"
-    assert "planted_faults.py" in str(found.error.at)
-    assert found.passes[-1].name == "simplify_layout"
+    differences = diff_passes(llama, extended(crash), OPTIONS, TOKENS)
+    assert isinstance(differences.error, PassError)
+    assert differences.error.problem == "pass crash: KeyError: 'a mistake in the pass'"
+    assert "planted_faults.py" in str(differences.error.at)
+    assert differences.passes[-1].name == "simplify_layout"
 
 
 def test_a_graph_that_does_not_run_names_the_rewrite(llama: Captured) -> None:
@@ -81,7 +81,7 @@ def test_a_graph_that_does_not_run_names_the_rewrite(llama: Captured) -> None:
         first.update_arg(4, slots)
 
     wrong = GraphPass("outside", outside, Numerics.EXACT, after="page_kv_cache")
-    found = diff_passes(llama, extended(wrong), OPTIONS, TOKENS, by_rewrite=True)
-    assert found.first_over is not None and found.first_over.name == "outside"
-    assert "llmc.kv_write) does not run: index" in str(found.first_over.error)
-    assert found.first_over.rewrites[0].error is not None
+    differences = diff_passes(llama, extended(wrong), OPTIONS, TOKENS, by_rewrite=True)
+    assert differences.first_over is not None and differences.first_over.name == "outside"
+    assert "llmc.kv_write) does not run: index" in str(differences.first_over.error)
+    assert differences.first_over.rewrites[0].error is not None

@@ -32,11 +32,11 @@ def test_every_launch_is_measured_and_predicted(profile: Profile, draft_engine: 
     assert (prefill.shape.tokens, prefill.shape.logit_rows) == (32, 1)
     assert (decode.shape.tokens, decode.shape.context) == (3, 3 * 21)
     for step in profile.steps:
-        assert [each.launch for each in step.launches] == list(range(len(launches)))
-        assert [each.kernel for each in step.launches] == [launch.kernel for launch in launches]
-        assert all(each.seconds >= 0 and each.predicted > 0 for each in step.launches)
-        assert 0 < sum(each.seconds for each in step.launches) <= 2 * step.seconds
-        assert step.predicted == pytest.approx(sum(each.predicted for each in step.launches))
+        assert [timing.launch for timing in step.launches] == list(range(len(launches)))
+        assert [timing.kernel for timing in step.launches] == [launch.kernel for launch in launches]
+        assert all(timing.seconds >= 0 and timing.predicted > 0 for timing in step.launches)
+        assert 0 < sum(timing.seconds for timing in step.launches) <= 2 * step.seconds
+        assert step.predicted == pytest.approx(sum(timing.predicted for timing in step.launches))
         assert step.rates.measured
     head = max(decode.launches, key=lambda each: each.predicted)
     assert launches[head.launch].family == "lm_head"

@@ -39,13 +39,13 @@ def llama(captured_family: FamilyCaptures) -> Captured:
 def coverage(captured: Captured, options: BuildOptions, *added: Pass) -> dict[str, Coverage]:
     explanation = explain_model(captured, extended(*added) if added else default(), options)
     assert explanation.error is None
-    check = {f"{each.what} {each.verb}": each for each in explanation.coverage}
-    return {name: each for name, each in check.items() if "quantized" in name or "codes" in name}
+    check = {f"{part.what} {part.verb}": part for part in explanation.coverage}
+    return {name: part for name, part in check.items() if "quantized" in name or "codes" in name}
 
 
 def test_products_and_caches_are_counted(llama: Captured) -> None:
-    found = coverage(llama, QUANTIZED)
-    assert [str(each) for each in found.values()] == [
+    parts = coverage(llama, QUANTIZED)
+    assert [str(part) for part in parts.values()] == [
         "15 of 15 products quantized",
         "9 of 9 readers of quantized weights computed on their codes",
         "2 of 2 KV caches quantized",
@@ -87,14 +87,14 @@ def test_a_shortfall_is_refused_by_name_and_fails_a_strict_build(llama: Captured
 
 
 def test_each_quantization_pass_shows_its_error_against_its_budget(llama: Captured) -> None:
-    found = diff_passes(llama, default(), QUANTIZED, TOKENS)
-    assert found.first_over is None and found.error is None
-    by_name = {each.name: each for each in found.passes}
+    differences = diff_passes(llama, default(), QUANTIZED, TOKENS)
+    assert differences.first_over is None and differences.error is None
+    by_name = {pass_.name: pass_ for pass_ in differences.passes}
     weights, caches = by_name["quantize_weights"], by_name["quantize_kv_cache"]
     assert (weights.numerics, weights.count, weights.budget) == ("lossy", 15, 2.0)
     assert (caches.numerics, caches.count) == ("lossy", 2)
-    for each in (weights, caches):
-        assert each.difference is not None and 1e-4 < each.difference.relative < 0.5
+    for difference in (weights, caches):
+        assert difference.difference is not None and 1e-4 < difference.difference.relative < 0.5
     assert "multiply_unrounded" not in by_name, "in fp32 nothing is rounded on the way"
 
 
@@ -112,9 +112,9 @@ wrong_scales = GraphPass("wrong_scales", _multiply_scales, Numerics.EXACT, after
 
 def test_a_wrong_scale_is_found_behind_what_quantization_may_change(llama: Captured, tmp_path: Path) -> None:
     options = BuildOptions(quantize=("int8",))
-    found = diff_passes(llama, extended(wrong_scales), options, TOKENS, by_rewrite=True)
-    assert found.first_over is not None and found.first_over.name == "wrong_scales"
-    guilty = [r for r in found.first_over.rewrites if r.difference is not None and not r.difference.is_zero]
+    differences = diff_passes(llama, extended(wrong_scales), options, TOKENS, by_rewrite=True)
+    assert differences.first_over is not None and differences.first_over.name == "wrong_scales"
+    guilty = [r for r in differences.first_over.rewrites if r.difference is not None and not r.difference.is_zero]
     assert [r.rewrite.nodes for r in guilty] == [("linear_40",)]
 
     pipeline = Pipeline(llama, extended(wrong_scales), options)
@@ -140,7 +140,7 @@ def test_what_a_rewrite_of_quantization_does_is_shown_by_itself(llama: Captured,
     pipeline = Pipeline(llama, default(), QUANTIZED)
     runner = MemoRun(llama.source, TOKENS, chunk_sizes=default_chunks(len(TOKENS)), block_size=QUANTIZED.block_size)
     whole = outline(pipeline)
-    number = next(last for each, _, last in whole.spans() if each == name)
+    number = next(last for pass_name, _, last in whole.spans() if pass_name == name)
     before, after = cut_graph(pipeline, number - 1), cut_graph(pipeline, number)
     piece = changed_region(before, after, runner, llama.source)
     culprit = Culprit(name, "lossy", whole.at(number)[1], number - 1, number, Outcome(False, ""), ())

@@ -15,9 +15,9 @@ from tests.conftest import DRAFT
 @pytest.mark.slow
 def test_bisect_and_diff_with_two_ranks(tmp_path: Path) -> None:
     ranks = ("--tensor-parallel-size", "2", "--dtype", "float32", "--length", "16")
-    found = llmc("bisect", DRAFT, *ranks, "--check", "! grep -q all_reduce {graph}", "-o", tmp_path / "found")
-    assert "of pass partition: cut 128 elements of model_layers_0_self_attn_q_proj_weight" in found.out
-    assert "does not run" not in found.out
+    outcome = llmc("bisect", DRAFT, *ranks, "--check", "! grep -q all_reduce {graph}", "-o", tmp_path / "found")
+    assert "of pass partition: cut 128 elements of model_layers_0_self_attn_q_proj_weight" in outcome.out
+    assert "does not run" not in outcome.out
     repro = subprocess.run([sys.executable, tmp_path / "found" / "repro.py"], capture_output=True, text=True)
     assert repro.returncode == 0 and repro.stdout.endswith("ok\n") and repro.stdout.startswith("add_"), repro.stderr
     compared = llmc("diff", DRAFT, *ranks)

@@ -41,8 +41,8 @@ def wrong_norm(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_stages_in_which_an_op_is_wrong_differ(pipeline: Pipeline, wrong_norm: None) -> None:
-    found = {each.stage: each.difference.within(1e-4) for each in stage_opinions(pipeline, tiny_tokens(9))}
-    assert found == {Stage.CAPTURED: True, Stage.CANONICAL: False, Stage.SERVING: False, Stage.OPTIMIZED: False}
+    agreement = {opinion.stage: opinion.difference.within(1e-4) for opinion in stage_opinions(pipeline, tiny_tokens(9))}
+    assert agreement == {Stage.CAPTURED: True, Stage.CANONICAL: False, Stage.SERVING: False, Stage.OPTIMIZED: False}
 
 
 @pytest.mark.slow

@@ -33,12 +33,12 @@ def plain_sparse_model(
 
 @torch.inference_mode()
 def _input_of(model: PreTrainedModel, module: nn.Module, batch: Tensor) -> Tensor:
-    found: list[Tensor] = []
-    hook = module.register_forward_pre_hook(lambda _, given: found.append(given[0].flatten(0, 1)))
+    inputs: list[Tensor] = []
+    hook = module.register_forward_pre_hook(lambda _, given: inputs.append(given[0].flatten(0, 1)))
     for ids in batch.split(16):
         model.model(ids)
     hook.remove()
-    return torch.cat(found)
+    return torch.cat(inputs)
 
 
 def _pruned(weight: Tensor, x: Tensor, method: str, ratio: float, pattern: tuple[int, int] | None) -> Tensor:

@@ -97,8 +97,8 @@ def mean_distance(found: Tensor | np.ndarray[Any, Any], expected: Tensor) -> flo
 
 def logits_of(model: Any) -> Tensor:
     with torch.no_grad():
-        found: Tensor = model(torch.tensor([_TOKENS])).logits[0]
-    return found
+        logits: Tensor = model(torch.tensor([_TOKENS])).logits[0]
+    return logits
 
 
 def greedy(model: Any, count: int) -> list[int]:
@@ -116,8 +116,8 @@ def test_an_engine_says_what_the_model_says(family: str, tmp_path: Path) -> None
     model = written(path, family, "Q8_0")
     with llmc.compile(path, target="cpu", dtype="float32") as engine:
         assert distance(engine.logits(_TOKENS), logits_of(model)) < ENGINES
-        found = engine.generate([_TOKENS], max_tokens=64, temperature=0.0, ignore_eos=True)[0]
-        assert list(found.token_ids) == greedy(model, 64)
+        completion = engine.generate([_TOKENS], max_tokens=64, temperature=0.0, ignore_eos=True)[0]
+        assert list(completion.token_ids) == greedy(model, 64)
 
 
 def test_an_engine_of_blocks_says_what_they_stand_for(tmp_path: Path) -> None:

@@ -49,16 +49,16 @@ def test_text_in_and_text_out() -> None:
 def test_each_kind_gives_the_same_tokenizer(kind: str, checkpoint_of: Callable[..., Path]) -> None:
     captured = capture(checkpoint_of("llama", vocab_size=VOCABULARY, eos_token_id=None), BuildOptions())
     with given_tokenizer(given(kind)) as files:
-        found = with_tokenizer(captured, files)
-        assert found.tokenizer is not None and found.notes == ()
+        changed = with_tokenizer(captured, files)
+        assert changed.tokenizer is not None and changed.notes == ()
         from tokenizers import Tokenizer
 
-        read = Tokenizer.from_file(str(found.tokenizer))
+        read = Tokenizer.from_file(str(changed.tokenizer))
         assert read.encode("To be or not").ids == given("tokenizers").encode("To be or not").ids
-        names = {file.name for file in found.tokenizer_files}
+        names = {file.name for file in changed.tokenizer_files}
         assert ({"chat_template.jinja", "tool_use.jinja"} <= names) == (kind == "transformers")
         # What tells the end of a text stands in tokenizer_config.json.
-        assert bool(found.graph.info.eos_token_ids) == (kind != "tokenizers")
+        assert bool(changed.graph.info.eos_token_ids) == (kind != "tokenizers")
 
 
 def test_a_tokenizer_of_another_model_is_warned_of(checkpoint_of: Callable[..., Path]) -> None:

@@ -76,21 +76,21 @@ def test_a_model_that_the_gpu_cannot_hold_is_refused_before_compiling(
     monkeypatch.setattr(llmc.targets.names, "GPU_TARGETS", small)
     with pytest.raises(OptionError) as caught:
         llmc.build(model, tmp_path / "e.llmc", target="l4", dtype="bfloat16", **LIMITS)
-    found = re.fullmatch(
+    match = re.fullmatch(
         r"the engine needs ([\d.]+) GB, and l4 has 1\.00 GB: weights ([\d.]+) GB \+ "
         r"KV cache of 2 sequences of 64 tokens ([\d.]+) GB \+ arena ([\d.]+) GB \+ logits ([\d.]+) GB \+ "
         r"([\d.]+) GB for the driver",
         caught.value.problem,
     )
-    assert found is not None, caught.value.problem
-    total, *parts = map(float, found.groups())
+    assert match is not None, caught.value.problem
+    total, *parts = map(float, match.groups())
     assert total == pytest.approx(sum(parts), abs=0.03)
     assert not (tmp_path / "e.llmc").exists()
 
 
 def test_each_target_has_its_own_program(engine: EngineDirectory) -> None:
-    assert [each.target for each in engine.programs] == ["a100", "h100"]
-    a100, h100 = (each.program for each in engine.programs)
+    assert [target_program.target for target_program in engine.programs] == ["a100", "h100"]
+    a100, h100 = (target_program.program for target_program in engine.programs)
     assert a100.weights == h100.weights
     for program, arch, folder in ((a100, "sm_80", "kernels/a100"), (h100, "sm_90", "kernels/h100")):
         for kernel in program.launched_kernels():
@@ -104,9 +104,9 @@ def test_each_target_has_its_own_program(engine: EngineDirectory) -> None:
 )
 def test_a_device_gets_its_own(engine: EngineDirectory, name: str, capability: tuple[int, int], arch: str) -> None:
     told: list[str] = []
-    found = binaries_for(engine, Device(0, name, capability, 1), told.append)
-    assert (found.arch, told) == (arch, [])
-    assert found.program == engine.programs[arch == "sm_90"].program
+    binaries = binaries_for(engine, Device(0, name, capability, 1), told.append)
+    assert (binaries.arch, told) == (arch, [])
+    assert binaries.program == engine.programs[arch == "sm_90"].program
 
 
 def test_inspect_shows_machine_code_beside_budgets(engine: EngineDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,12 +120,12 @@ def test_inspect_shows_machine_code_beside_budgets(engine: EngineDirectory, monk
 
 @pytest.mark.slow
 def test_the_report_has_the_figures_that_inspect_shows(engine: EngineDirectory) -> None:
-    found = kernel_budgets(engine)
-    for each in engine.programs:
-        arch = gpu_target(each.target).arch_name
-        rows = [row for by_arch in found.values() for row in by_arch.get(arch, ())]
+    budgets = kernel_budgets(engine)
+    for program in engine.programs:
+        arch = gpu_target(program.target).arch_name
+        rows = [row for by_arch in budgets.values() for row in by_arch.get(arch, ())]
         shown = command("inspect", engine.path, "--sass", "--all").out
-        kernels = sum(arch in by_arch for by_arch in found.values())
+        kernels = sum(arch in by_arch for by_arch in budgets.values())
         missed = sum(not row.is_met for row in rows)
         assert f"machine code for {arch}: {missed} of {len(rows)} figures of {kernels} kernels" in shown
 
@@ -136,16 +136,16 @@ def test_inspect_shows_both(engine: EngineDirectory, monkeypatch: pytest.MonkeyP
     assert shown.code == 0, shown.err
     assert "matmul" in shown.out
     assert "one request at context 64" in shown.out, "there is no longer one"
-    for each in engine.programs:
-        title = f"on {each.target}, predicted and not measured"
+    for program in engine.programs:
+        title = f"on {program.target}, predicted and not measured"
         assert title in " ".join(shown.out.split())
         table = shown.out[shown.out.index(title) :].partition("choices for")[0]
         rows = [[cell.strip() for cell in re.split("[│┃]", line)[1:-1]] for line in table.splitlines() if "│" in line]
-        (arch,) = {"a100": ["sm_80"], "h100": ["sm_90"]}[each.target]
+        (arch,) = {"a100": ["sm_80"], "h100": ["sm_90"]}[program.target]
         resources = {row[0]: row[2:6] for row in rows if row[1] == arch}
         assert resources == {
             kernel.name: [str(b.threads), str(b.registers), str(b.spill_bytes), in_bytes(b.shared_bytes)]
-            for kernel in each.program.launched_kernels()
+            for kernel in program.program.launched_kernels()
             for b in kernel.binaries.values()
         }
         assert all(int(registers) > 0 for _, registers, *_ in resources.values())
@@ -157,7 +157,7 @@ def test_inspect_shows_both(engine: EngineDirectory, monkeypatch: pytest.MonkeyP
     narrow = command("inspect", engine.path)
     assert max(map(len, narrow.out.splitlines())) <= 80
     assert "left out at 80 columns: for, threads" in narrow.out
-    names = {kernel.name for each in engine.programs for kernel in each.program.launched_kernels()}
+    names = {kernel.name for listed in engine.programs for kernel in listed.program.launched_kernels()}
     assert names <= set(narrow.out.split()), "a kernel's name was broken"
     prefill = command("inspect", engine.path, "--prefill", "2")
     assert "prefill of 2 tokens on" in " ".join(prefill.out.split())
@@ -266,11 +266,11 @@ def test_ptx_is_kept_beside_each_binary(engine: EngineDirectory, target: str, pl
 
 def test_an_engine_is_executed_by_its_ptx(engine: EngineDirectory) -> None:
     prompt, greedy = [5, 9, 2], SamplingParams(max_tokens=2, temperature=0.0)
-    found = []
+    answers = []
     for executor in EXECUTORS:
         with llmc.load(engine.path, executor=executor) as opened:
-            found.append(opened.generate([prompt], greedy)[0].choices[0].token_ids)
-    assert found[0] == found[1]
+            answers.append(opened.generate([prompt], greedy)[0].choices[0].token_ids)
+    assert answers[0] == answers[1]
 
 
 def test_opcodes_are_listed(engine: EngineDirectory) -> None:

@@ -36,8 +36,8 @@ def test_an_engine_says_what_transformers_says_however_a_prompt_is_cut(family: s
         llmc.load(path, executor=INTERPRETED) as whole,
         llmc.load(path, executor=INTERPRETED, max_step_tokens=5) as cut,
     ):
-        for found in (whole.logits(tokens), cut.logits(tokens)):
-            assert np.abs(found - expected).max() <= 1e-4 * expected.std()
+        for actual in (whole.logits(tokens), cut.logits(tokens)):
+            assert np.abs(actual - expected).max() <= 1e-4 * expected.std()
 
 
 @pytest.mark.slow
@@ -47,7 +47,7 @@ def test_company_forks_and_preemption_change_no_token(tmp_path: Path) -> None:
     params = SamplingParams(max_tokens=24, temperature=0.9, seed=3, n=2, ignore_eos=True)
 
     def answers(engine: Engine, prompts: list[list[int]]) -> list[list[tuple[int, ...]]]:
-        return [[tuple(c.token_ids) for c in each.choices] for each in engine.generate(prompts, params)]
+        return [[tuple(c.token_ids) for c in completion.choices] for completion in engine.generate(prompts, params)]
 
     with llmc.load(path, executor=INTERPRETED) as engine:
         alone = [answers(engine, [prompt])[0] for prompt in prompts]
@@ -70,7 +70,9 @@ def test_a_prefix_is_gone_on_from_its_snapshot(tmp_path: Path) -> None:
         llmc.load(path, executor=INTERPRETED) as warm,
     ):
         for prompts, hits in (([talk], [0]), ([[*talk, 7, 9], other], [80, 0]), ([other], [64])):
-            found = warm.generate(prompts, params)
-            assert [each.cached_tokens for each in found] == hits
+            completions = warm.generate(prompts, params)
+            assert [completion.cached_tokens for completion in completions] == hits
             expected = cold.generate(prompts, params)
-            assert [each.choices[0].token_ids for each in found] == [each.choices[0].token_ids for each in expected]
+            assert [completion.choices[0].token_ids for completion in completions] == [
+                completion.choices[0].token_ids for completion in expected
+            ]

@@ -50,18 +50,18 @@ def test_logits_equal_in_longer_contexts(model_type: str, target: str, deepseek:
     given = deepseek if model_type == "deepseek_v32" else model
     build(given, tmp_path / "engine.llmc", target=target, dtype="float32", max_model_len=64)
     with load(tmp_path / "engine.llmc") as engine:
-        found = engine.logits(TOKENS)
-    assert np.abs(found - expected).max() <= TOLERANCE * expected.std()
+        actual = engine.logits(TOKENS)
+    assert np.abs(actual - expected).max() <= TOLERANCE * expected.std()
 
 
 def test_attention_sees_what_is_chosen(deepseek: Path) -> None:
     """Each layer has an indexer."""
     graph = capture(deepseek, BuildOptions(dtype="float32")).graph.graph
-    found = graph.find_nodes(op="call_function", target=torch.ops.llmc.attention.default)
+    attentions = graph.find_nodes(op="call_function", target=torch.ops.llmc.attention.default)
     choices = graph.find_nodes(op="call_function", target=torch.ops.llmc.choose_keys.default)
-    assert len(found) == len(choices) == 2
+    assert len(attentions) == len(choices) == 2
     assert [call_arguments(node)["count"] for node in choices] == [CHOSEN] * 2
-    assert all(call_arguments(node)["chosen"] is not None for node in found)
+    assert all(call_arguments(node)["chosen"] is not None for node in attentions)
 
 
 def test_shorter_engines_choose_nothing(deepseek: Path) -> None:

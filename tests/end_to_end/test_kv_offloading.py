@@ -48,7 +48,9 @@ def tight(tiny: Path, **options: Any) -> Engine:
 def said(engine: Engine, prompts: list[list[int]] = PROMPTS) -> list[object]:
     texts = engine.generate(prompts, max_tokens=12, ignore_eos=True, logprobs=1)
     forks = engine.generate(prompts[:2], max_tokens=8, n=3, temperature=1.0, seed=3, ignore_eos=True)
-    return [(choice.token_ids, repr(choice.logprobs)) for each in (*texts, *forks) for choice in each.choices]
+    return [
+        (choice.token_ids, repr(choice.logprobs)) for completion in (*texts, *forks) for choice in completion.choices
+    ]
 
 
 def offload(engine: Engine) -> OffloadStats:
@@ -70,12 +72,12 @@ def test_tokens_are_those_without_a_tier(tiny: Path) -> None:
 
 
 def test_prefixes_live_across_restarts(tiny: Path, tmp_path: Path) -> None:
-    found = []
+    outcomes = []
     for _ in range(2):
         with tight(tiny, kv_offloading_size="1MB", kv_offloading_dir=tmp_path) as engine:
             (answer,) = engine.generate([PROMPTS[0]], max_tokens=5, ignore_eos=True)
-            found.append((answer.choices[0].token_ids, answer.cached_tokens))
-    assert found[0][0] == found[1][0] and [cached for _, cached in found] == [0, 16]
+            outcomes.append((answer.choices[0].token_ids, answer.cached_tokens))
+    assert outcomes[0][0] == outcomes[1][0] and [cached for _, cached in outcomes] == [0, 16]
     # Other weights are another engine.
     other = write_tiny_engine(tmp_path / "other.llmc", model=mild_model(1))
     with tight(other, kv_offloading_size="1MB", kv_offloading_dir=tmp_path) as engine:
@@ -191,7 +193,7 @@ def answers(engine: Engine, adapter: str | None = None) -> list[object]:
     prompts = [*(TOKENS[:n] for n in (5, 33, 64, 90, 120)), [*TOKENS[:60], *TOKENS[20::-1]], TOKENS[:120]]
     texts = engine.generate(prompts, max_tokens=60, ignore_eos=True, adapter=adapter)
     forks = engine.generate([TOKENS[:70]], max_tokens=20, n=3, temperature=1.0, seed=3, ignore_eos=True)
-    return [choice.token_ids for each in (*texts, *forks) for choice in each.choices]
+    return [choice.token_ids for completion in (*texts, *forks) for choice in completion.choices]
 
 
 LIMITS: Mapping[str, Any] = {"max_batch_tokens": 32, "max_sequences": 4, "max_model_len": 256, "block_size": 8}
@@ -247,8 +249,8 @@ def test_engines_for_gpus_keep_blocks_in_memory(
     prompts = [TOKENS[begin : begin + 40] for begin in range(0, 60, 20)]
 
     def texts(engine: Engine) -> list[object]:
-        found = engine.generate([*prompts, prompts[0]], max_tokens=4, ignore_eos=True)
-        return [choice.token_ids for each in found for choice in each.choices]
+        completions = engine.generate([*prompts, prompts[0]], max_tokens=4, ignore_eos=True)
+        return [choice.token_ids for completion in completions for choice in completion.choices]
 
     with llmc.load(path, executor=executor) as engine:
         expected = texts(engine)
@@ -280,7 +282,9 @@ def test_a_killed_process_leaves_blocks_or_nothing(tiny: Path, tmp_path: Path) -
     with llmc.load(tiny) as plain, tight(tiny, kv_offloading_size="1MB", kv_offloading_dir=tmp_path) as engine:
         for number in range(12):
             prompt = [(5 * i + number) % 97 for i in range(30)]
-            (wanted,), (found,) = (each.generate([prompt], max_tokens=4, ignore_eos=True) for each in (plain, engine))
-            assert found.choices[0].token_ids == wanted.choices[0].token_ids
+            (wanted,), (actual,) = (
+                opened.generate([prompt], max_tokens=4, ignore_eos=True) for opened in (plain, engine)
+            )
+            assert actual.choices[0].token_ids == wanted.choices[0].token_ids
         assert offload(engine).loaded_blocks and not offload(engine).damaged_blocks
     assert not list(tmp_path.rglob("*.part"))

@@ -20,12 +20,12 @@ DRAFTS: list[dict[str, Any]] = [{"method": "ngram", "num_speculative_tokens": 4}
 
 def latent_engine(model_type: str, path: Path, **options: Any) -> Path:
     """Rotary parts and latents of one head, and nothing else, are what a token takes."""
-    found = built(tiny_architecture(model_type), path, max_model_len=240, **options)
-    with llmc.load(found) as engine:
+    engine_path = built(tiny_architecture(model_type), path, max_model_len=240, **options)
+    with llmc.load(engine_path) as engine:
         config = tiny_architecture(model_type).config
         width = config.kv_lora_rank + config.qk_rope_head_dim
         assert "kv_cache" in options or (engine.manifest.memory["kv_per_token"] == config.num_hidden_layers * width * 4)
-    return found
+    return engine_path
 
 
 @pytest.mark.parametrize("model_type", quick_sample(MODELS, set()))
@@ -43,7 +43,7 @@ def test_hits_forks_preemption_and_drafts_equal_a_cold_run(model_type: str, tmp_
         for _ in range(2):
             assert bits(warm, prompts, params) == cold
             assert bits(warm, prompts[:1], beams) == searched
-        assert all(each.cached_tokens >= 48 for each in warm.generate(prompts, params))
+        assert all(completion.cached_tokens >= 48 for completion in warm.generate(prompts, params))
     with llmc.load(path, kv_cache_bytes=16 * block_bytes, max_step_tokens=11) as tight:
         assert bits(tight, prompts, params) == cold
         assert tight.loop.scheduler.preemptions > 0
@@ -70,9 +70,9 @@ def test_latents_in_codes_equal_the_reference_however_a_prompt_is_cut(kv_cache: 
     with llmc.load(paths["reference"]) as oracle:
         expected = oracle.logits(tokens)
     with llmc.load(paths["cpu"]) as whole:
-        found = whole.logits(tokens)
-    assert np.abs(found - expected).max() <= 1e-4 * expected.std()
+        actual = whole.logits(tokens)
+    assert np.abs(actual - expected).max() <= 1e-4 * expected.std()
     for budget in (1, 7, 16, 33):
-        for path, wanted in ((paths["cpu"], found), (paths["reference"], expected)):
+        for path, wanted in ((paths["cpu"], actual), (paths["reference"], expected)):
             with llmc.load(path, max_step_tokens=budget, threads=1) as cut:
                 assert np.array_equal(cut.logits(tokens), wanted)

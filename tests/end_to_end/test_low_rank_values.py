@@ -58,20 +58,20 @@ def test_caches_of_codes_hold_fewer_values(format: str, built: Callable[..., Pat
     with llmc.load(built(target="cpu"), threads=1) as engine:
         expected = engine.logits(TOKENS)
     with llmc.load(built(target="cpu", kv_cache=format), threads=1) as engine:
-        found = engine.logits(TOKENS)
-    assert np.abs(found - expected).mean() < CODES[format] * expected.std()
+        actual = engine.logits(TOKENS)
+    assert np.abs(actual - expected).mean() < CODES[format] * expected.std()
 
 
 @pytest.mark.parametrize("text", ["stride:step=3,recent=16,rows=8", "h2o:budget=48,every=16,sinks=2,recent=16"])
 def test_rows_with_fewer_values_are_moved(text: str, built: Callable[..., Path]) -> None:
     """Policies that drop rows copy the channels that are left: chunks change no token."""
-    found = []
+    answers = []
     for chunk in (5, None):
         with llmc.load(built(target="cpu", kv_compression=text), threads=1, max_step_tokens=chunk) as engine:
             (answer,) = engine.generate([TOKENS], max_tokens=40, ignore_eos=True)
             assert engine.loop.groups[0].stats.dropped
-            found.append(answer.choices[0].token_ids)
-    assert found[0] == found[1]
+            answers.append(answer.choices[0].token_ids)
+    assert answers[0] == answers[1]
 
 
 @pytest.mark.slow

@@ -54,7 +54,7 @@ def test_and_so_are_its_logits(family: str, stage: str, tmp_path: Path) -> None:
         llmc.compile(checkpoint, target="reference") as first,
         llmc.compile(again, target="reference") as second,
     ):
-        found, expected = (np.asarray(engine.logits(tokens)) for engine in (second, first))
+        actual, expected = (np.asarray(engine.logits(tokens)) for engine in (second, first))
     # To the bit; but of experts, whose products round otherwise.
     tolerance = 1e-5 * float(expected.std()) if family == "mixtral" else 0.0
-    assert np.abs(found - expected).max() <= tolerance
+    assert np.abs(actual - expected).max() <= tolerance

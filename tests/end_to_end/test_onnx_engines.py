@@ -46,7 +46,7 @@ def engine(path: Path) -> Iterator[Engine]:
 
 def texts(engine: Engine) -> list[str]:
     params = llmc.SamplingParams(max_tokens=12, temperature=0.0)
-    return [found.choices[0].text for found in engine.generate(PROMPTS, params)]
+    return [completion.choices[0].text for completion in engine.generate(PROMPTS, params)]
 
 
 def test_greedy_text_is_that_of_generated_code(engine: Engine) -> None:
@@ -66,10 +66,10 @@ def test_bits_do_not_depend_on_threads_and_neighbours(path: Path, engine: Engine
     def bits(found: Any) -> list[object]:
         return [[(p.logprob.hex(), p.top) for p in choice.logprobs] for choice in found.choices]
 
-    alone = [bits(engine.generate([each], params)[0]) for each in company]
-    assert [bits(each) for each in engine.generate(company, params)] == alone
+    alone = [bits(engine.generate([prompt], params)[0]) for prompt in company]
+    assert [bits(completion) for completion in engine.generate(company, params)] == alone
     with llmc.load(path, threads=2, prefix_cache=False, max_step_tokens=13) as other:
-        assert [bits(each) for each in other.generate(company[::-1], params)] == alone[::-1]
+        assert [bits(completion) for completion in other.generate(company[::-1], params)] == alone[::-1]
         assert np.array_equal(other.logits(tokens), engine.logits(tokens))
 
 
@@ -88,11 +88,11 @@ def test_bits_do_not_depend_on_company_in_experts_and_states(family: str, quanti
     params = llmc.SamplingParams(max_tokens=4, temperature=0.9, seed=5, logprobs=1, n=2, ignore_eos=True)
 
     def bits(engine: Engine, prompts: list[list[int]]) -> list[Any]:
-        found = engine.generate(prompts, params)
-        return [[[p.logprob.hex() for p in c.logprobs or ()] for c in each.choices] for each in found]
+        completions = engine.generate(prompts, params)
+        return [[[p.logprob.hex() for p in c.logprobs or ()] for c in completion.choices] for completion in completions]
 
     with llmc.load(tmp_path / "e.llmc", threads=1) as engine:
-        alone = [bits(engine, [each])[0] for each in prompts]
+        alone = [bits(engine, [prompt])[0] for prompt in prompts]
         assert bits(engine, prompts) == alone
         with llmc.load(tmp_path / "e.llmc", threads=2, max_step_tokens=5, prefix_cache=False) as cut:
             assert bits(cut, prompts[::-1]) == alone[::-1]
@@ -121,20 +121,20 @@ def test_trees_have_the_bits_of_chains(path: Path, seed: int) -> None:
 @pytest.mark.slow
 def test_codes_of_four_bits_take_four_bits(tmp_path: Path) -> None:
     model = tiny_checkpoint("llama", tmp_path / "model", torch.bfloat16, intermediate_size=128)
-    found = []
+    logits = []
     for target in ("onnxruntime", "cpu"):
         out = tmp_path / f"{target}.llmc"
         llmc.build(model, out, target=target, dtype="float32", quantize="int4:g32:asym", max_model_len=64)
         with llmc.load(out) as opened:
-            found.append(opened.logits(tiny_tokens(30)))
-    theirs, ours = found
+            logits.append(opened.logits(tiny_tokens(30)))
+    theirs, ours = logits
     np.testing.assert_allclose(theirs, ours, rtol=0, atol=1e-4 * float(ours.std()))
     stored = onnx.load(tmp_path / "onnxruntime.llmc" / "model.onnx", load_external_data=False).graph.initializer
-    codes = [each for each in stored if each.data_type == onnx.TensorProto.INT4]
+    codes = [tensor for tensor in stored if tensor.data_type == onnx.TensorProto.INT4]
     assert codes
-    for each in codes:
-        lengths = {entry.key: entry.value for entry in each.external_data}
-        assert 2 * int(lengths["length"]) == math.prod(each.dims)
+    for code in codes:
+        lengths = {entry.key: entry.value for entry in code.external_data}
+        assert 2 * int(lengths["length"]) == math.prod(code.dims)
 
 
 def test_a_model_in_fewer_bits_is_widened_and_it_is_said(tmp_path: Path) -> None:

@@ -41,8 +41,8 @@ def assert_same(place: Path, file: Path, head_dim: int = 16, engine_path: Path |
     model = OnnxruntimeModel(file, head_dim)
     with llmc.compile(place, target="cpu", output=engine_path, **options) as engine:
         assert distance(engine.logits(_TOKENS), model.logits(_TOKENS)) <= _CLOSE
-        found = engine.generate([_TOKENS], max_tokens=64, temperature=0.0, ignore_eos=True)[0]
-        assert list(found.token_ids) == model.greedy(_TOKENS, 64)
+        completion = engine.generate([_TOKENS], max_tokens=64, temperature=0.0, ignore_eos=True)[0]
+        assert list(completion.token_ids) == model.greedy(_TOKENS, 64)
 
 
 @pytest.mark.slow
@@ -78,7 +78,9 @@ def test_codes_of_onnxruntime_genai_are_kept(family: str, tmp_path: Path) -> Non
         model = OnnxruntimeModel(dequantized(file, tmp_path / "numbers"), overrides(family).get("head_dim", 16))
         assert distance(engine.logits(_TOKENS), model.logits(_TOKENS)) <= _CLOSE
     source = OnnxSource(file)
-    stored = {each.name: numpy_helper.to_array(each) for each in onnx.load(str(file)).graph.initializer}
+    stored = {
+        initializer.name: numpy_helper.to_array(initializer) for initializer in onnx.load(str(file)).graph.initializer
+    }
     coded = [name for name in source.names() if source.weight(name) is not None and name in stored]
     assert len(coded) >= 11
     for name in coded:

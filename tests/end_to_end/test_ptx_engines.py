@@ -56,7 +56,7 @@ def agree(path: Path, prompts: list[list[int]]) -> None:
 
 
 def tokens_of(engine: Engine, prompts: list[list[int]], params: SamplingParams) -> list[tuple[int, ...]]:
-    return [tuple(each.choices[0].token_ids) for each in engine.generate(prompts, params)]
+    return [tuple(completion.choices[0].token_ids) for completion in engine.generate(prompts, params)]
 
 
 @gpus
@@ -94,15 +94,15 @@ def test_adapters(target: str, tmp_path: Path) -> None:
     """Requests with one, and without: as a CPU's engine answers them."""
     model, adapter = tiny_checkpoint("llama", tmp_path / "model"), llama_adapter(tmp_path / "adapter", scale=0.05)
     pools: Any = {"enable_lora": True, "max_loras": 2, "max_lora_rank": 8, "dtype": "float32"}
-    found = []
+    answers = []
     for compiled_for, executor in (("cpu", None), (target, EXECUTED)):
         path = llmc.build(model, tmp_path / f"{compiled_for}.llmc", target=compiled_for, **LIMITS, **pools).path
         with llmc.load(path, executor=executor) as engine:
             engine.load_adapter("mine", adapter)
             plain = tokens_of(engine, [tiny_tokens(9)], GREEDY)
             adapted = engine.generate([tiny_tokens(9)], GREEDY, adapter="mine")[0].choices[0].token_ids
-            found.append((plain, tuple(adapted)))
-    assert found[0] == found[1]
+            answers.append((plain, tuple(adapted)))
+    assert answers[0] == answers[1]
 
 
 @gpus

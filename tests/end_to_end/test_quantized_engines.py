@@ -52,8 +52,8 @@ def test_agrees_with_its_reference_graph(scheme: str, tmp_path: Path) -> None:
     tiny_llama().save_pretrained(tmp_path / "model")
     options: dict[str, Any] = {"quantize": scheme, "calibration": calibration, "calibration_length": 64}
     with llmc.compile(tmp_path / "model", target="cpu", **options) as engine:
-        found = torch.from_numpy(engine.logits(TOKENS))
-    assert float((found - expected).abs().max() / expected.std()) < _SCHEMES[scheme]
+        actual = torch.from_numpy(engine.logits(TOKENS))
+    assert float((actual - expected).abs().max() / expected.std()) < _SCHEMES[scheme]
 
 
 _AWQ: dict[str, Any] = {"quant_method": "awq", "zero_point": True, "version": "gemm"}
@@ -70,8 +70,8 @@ def test_runs_a_checkpoint_of_codes(config: dict[str, Any], writer: Writer, tmp_
     with torch.no_grad():
         expected = model(torch.tensor([TOKENS])).logits[0]
     with llmc.compile(tmp_path, target="cpu", dtype="float32") as engine:
-        found = torch.from_numpy(engine.logits(TOKENS))
-    assert float((found - expected).abs().max() / expected.std()) < 1e-4
+        actual = torch.from_numpy(engine.logits(TOKENS))
+    assert float((actual - expected).abs().max() / expected.std()) < 1e-4
 
 
 # Some weights' rows end within a block.
@@ -114,8 +114,8 @@ def test_builds_a_directory_of_codes(name: str, target: str, tmp_path: Path) -> 
     report = llmc.build(directory, tmp_path / "engine.llmc", target=target, dtype="float32")
     assert {weight.scheme for weight in report.quantized} == schemes and len(report.quantized) == 14
     with llmc.load(report.path) as engine:
-        found = torch.from_numpy(engine.logits(TOKENS))
-    assert float((found - expected).abs().max() / expected.std()) < 1e-4
+        actual = torch.from_numpy(engine.logits(TOKENS))
+    assert float((actual - expected).abs().max() / expected.std()) < 1e-4
 
 
 @pytest.mark.slow
@@ -135,5 +135,5 @@ def test_builds_float8_of_experts_and_latent_attention(family: str, tmp_path: Pa
     with torch.no_grad():
         expected = auto.from_pretrained(tmp_path / "numbers")(torch.tensor([TOKENS])).logits[0]
     with llmc.compile(tmp_path / "codes", target="reference", dtype="float32") as engine:
-        found = torch.from_numpy(engine.logits(TOKENS))
-    assert float((found - expected).abs().max() / expected.std()) < 1e-4
+        actual = torch.from_numpy(engine.logits(TOKENS))
+    assert float((actual - expected).abs().max() / expected.std()) < 1e-4

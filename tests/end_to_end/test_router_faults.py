@@ -39,8 +39,8 @@ def tiny(name: str) -> Any:
 
 def logits_of(model: Any) -> Logits:
     with torch.inference_mode():
-        found: Logits = model(input_ids=torch.tensor([TOKENS]), use_cache=False).logits[0].numpy()
-    return found
+        logits: Logits = model(input_ids=torch.tensor([TOKENS]), use_cache=False).logits[0].numpy()
+    return logits
 
 
 def grouped(
@@ -104,13 +104,13 @@ def _forward(mixture: Mixture, config: Any, module: Any, hidden: Tensor) -> Any:
 @pytest.fixture(scope="module", params=["reference", pytest.param("cpu", marks=pytest.mark.slow)])
 def engines(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Logits]:
     """What engines of both models say."""
-    found = {}
+    logits = {}
     for name in (GROUPED, LOGITS):
         path: Path = tmp_path_factory.mktemp("router") / "engine.llmc"
         llmc.build(tiny(name), path, target=request.param, dtype="float32", max_model_len=64)
         with llmc.load(path) as engine:
-            found[name] = engine.logits(TOKENS)
-    return found.__getitem__
+            logits[name] = engine.logits(TOKENS)
+    return logits.__getitem__
 
 
 @pytest.mark.parametrize("fault", FAULTS)

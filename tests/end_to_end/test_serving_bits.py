@@ -97,8 +97,8 @@ def requests() -> tuple[list[list[int]], list[SamplingParams]]:
 def bits(completions: list[Completion]) -> list[object]:
     """Everything that was computed, to the last bit."""
     return [
-        [(c.token_ids, [(p.logprob.hex(), p.top) for p in c.logprobs or ()]) for c in each.choices]
-        for each in completions
+        [(c.token_ids, [(p.logprob.hex(), p.top) for p in c.logprobs or ()]) for c in completion.choices]
+        for completion in completions
     ]
 
 
@@ -125,7 +125,7 @@ def test_hits_misses_forks_and_preemption_change_no_bit(path: Path, engine: Engi
         first = cached.generate(asked, several)
         again = cached.generate(asked, several)
         assert bits(first) == bits(again) == wanted
-        assert all(each.cached_tokens >= 64 // block * block for each in again)
+        assert all(completion.cached_tokens >= 64 // block * block for completion in again)
     with pytest.raises(llmc.LlmcError, match="one sequence of max_model_len") as caught:
         llmc.load(path, kv_cache_bytes=1)
     needed = int(caught.value.problem.rsplit(" ", 1)[-1])
@@ -162,8 +162,8 @@ def test_llm_generates_chats_and_finds_its_engine_again(own_cache: Path) -> None
         built = model.engine.path
         assert built.is_relative_to(own_cache)
         stamp = (built / "manifest.json").stat().st_mtime_ns
-        one, other = model.generate(["ROMEO:", "KING"], params)
-        assert "".join(piece.text for piece in model.stream("ROMEO:", params)) == one.text
+        first, other = model.generate(["ROMEO:", "KING"], params)
+        assert "".join(piece.text for piece in model.stream("ROMEO:", params)) == first.text
         talk = [{"role": "user", "content": "Who art thou?"}]
         (answer,) = model.chat(talk, params)
         assert answer == model.generate("User: Who art thou?\nAssistant:", params)[0]
@@ -173,11 +173,11 @@ def test_llm_generates_chats_and_finds_its_engine_again(own_cache: Path) -> None
             model.chat("Hello", params)  # type: ignore[arg-type]
     with LLM(shipped, max_model_len=128, kv_memory=0.01) as model:
         assert model.engine.path == built and (built / "manifest.json").stat().st_mtime_ns == stamp, "found, not built"
-        assert model.generate(["ROMEO:", "KING"], params) == [one, other]
+        assert model.generate(["ROMEO:", "KING"], params) == [first, other]
         with pytest.raises(RequestError, match="without a chat template"):
             model.chat(talk, params)
     with llmc.load(built) as engine, LLM(engine) as model:
-        assert model.generate("ROMEO:", params) == [one]
+        assert model.generate("ROMEO:", params) == [first]
 
 
 def test_the_key_follows_everything_that_makes_an_engine(own_cache: Path, tmp_path: Path) -> None:

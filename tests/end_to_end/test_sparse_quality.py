@@ -29,8 +29,8 @@ TEXT = str(EXAMPLES / "data" / "calibration.txt")
 @pytest.fixture(scope="module")
 def captured() -> Captured:
     options = parse_options({})
-    found = capture(MODEL, options)
-    return Captured(run_pipeline(found.graph, canonical(), options).graph, found.source)
+    fresh = capture(MODEL, options)
+    return Captured(run_pipeline(fresh.graph, canonical(), options).graph, fresh.source)
 
 
 @pytest.fixture(scope="module")
@@ -65,18 +65,18 @@ METHODS = ("magnitude", "wanda", "sparsegpt")
 def test_what_looks_at_more_keeps_more_as_plain_implementations_do(
     captured: Captured, heldout: tuple[Tensor, ...], form: str
 ) -> None:
-    found = {method: _perplexity(captured, heldout, f"{method}:{form}") for method in METHODS}
-    assert found["sparsegpt"] < min(found["wanda"], found["magnitude"])
+    perplexities = {method: _perplexity(captured, heldout, f"{method}:{form}") for method in METHODS}
+    assert perplexities["sparsegpt"] < min(perplexities["wanda"], perplexities["magnitude"])
     # With so few left, this model loses as much by Wanda as by magnitude, whoever implements them.
-    assert form == "0.7" or found["wanda"] < found["magnitude"]
+    assert form == "0.7" or perplexities["wanda"] < perplexities["magnitude"]
     if form == "0.5":
-        assert found["sparsegpt"] <= 1.06 * _perplexity(captured, heldout, "none")
+        assert perplexities["sparsegpt"] <= 1.06 * _perplexity(captured, heldout, "none")
     calibration = calibration_sequences(captured.graph, parse_options({"calibration": TEXT}), _data(captured))
     for method in METHODS:
         scheme = parse_sparse_scheme(f"{method}:{form}")
         assert scheme is not None
         plain = plain_sparse_model(MODEL, calibration, method, scheme.ratio, scheme.pattern)
-        assert found[method] == pytest.approx(perplexity(plain, heldout), rel=0.01), method
+        assert perplexities[method] == pytest.approx(perplexity(plain, heldout), rel=0.01), method
 
 
 @pytest.mark.slow

@@ -146,7 +146,7 @@ def test_hits_forks_and_preemption_of_each_family(model_type: str, tmp_path: Pat
         for _ in range(2):
             assert bits(warm, prompts, params) == cold
             assert bits(warm, prompts[:1], beams) == searched
-        assert [each.cached_tokens >= 80 for each in warm.generate(prompts, params)] == [True] * 5
+        assert [completion.cached_tokens >= 80 for completion in warm.generate(prompts, params)] == [True] * 5
     block_bytes = warm.manifest.memory["kv_per_token"] * warm.limits.block_size
     if not block_bytes:
         return  # Without attention blocks weigh nothing, and nobody ever has to give way.
@@ -163,11 +163,11 @@ def test_a_conversation_is_found_turn_after_turn(target: str, tmp_path: Path) ->
     with llmc.load(path, prefix_cache=False) as cold, llmc.load(path) as warm:
         talk = tokens_of(70)
         for turn in range(3):
-            found = warm.generate([talk], params)[0]
+            completion = warm.generate([talk], params)[0]
             assert bits(warm, [talk], params) == bits(cold, [talk], params)
             # Not more than the tokens between two snapshots and a block are computed again, beside what is new.
-            assert turn == 0 or found.cached_tokens >= len(talk) - 5 - 80
-            talk = [*talk, *found.choices[0].token_ids, *tokens_of(5, seed=turn)]
+            assert turn == 0 or completion.cached_tokens >= len(talk) - 5 - 80
+            talk = [*talk, *completion.choices[0].token_ids, *tokens_of(5, seed=turn)]
 
 
 @pytest.fixture

@@ -43,8 +43,8 @@ def built(model: Any, path: Path, **options: Any) -> Path:
 def bits(engine: Engine, prompts: list[list[int]], params: SamplingParams) -> list[object]:
     """Everything that was computed, to the last bit."""
     return [
-        [(c.token_ids, [(p.logprob.hex(), p.top) for p in c.logprobs or ()]) for c in each.choices]
-        for each in engine.generate(prompts, params)
+        [(c.token_ids, [(p.logprob.hex(), p.top) for p in c.logprobs or ()]) for c in completion.choices]
+        for completion in engine.generate(prompts, params)
     ]
 
 
@@ -59,9 +59,9 @@ def test_equals_transformers_however_a_prompt_is_cut(model_type: str, tmp_path: 
             tokens = tokens_of(length)
             with torch.inference_mode():
                 expected = model(input_ids=torch.tensor([tokens]), use_cache=False).logits[0].float().numpy()
-            found = whole.logits(tokens)
-            assert np.abs(found - expected).max() <= 1e-4 * expected.std()
-            assert np.array_equal(cut.logits(tokens), found)
+            actual = whole.logits(tokens)
+            assert np.abs(actual - expected).max() <= 1e-4 * expected.std()
+            assert np.array_equal(cut.logits(tokens), actual)
         greedy = SamplingParams(max_tokens=64, temperature=0.0, ignore_eos=True)
         prompt = tokens_of(9)
         answer = whole.generate([prompt], greedy)[0].choices[0].token_ids
@@ -126,11 +126,11 @@ def test_rwkv_that_has_not_run_yet_is_captured_without_its_halving(tmp_path: Pat
     model, tokens = tiny_architecture("rwkv"), tokens_of(9)
     model.config.rescale_every = 1
     with llmc.load(built(model, tmp_path / "engine.llmc", target="reference")) as engine:
-        found = engine.logits(tokens)
+        actual = engine.logits(tokens)
     with torch.inference_mode():
         expected = model(input_ids=torch.tensor([tokens]), use_cache=False).logits[0].float().numpy()
     assert model.rwkv.layers_are_rescaled
-    assert np.abs(found - expected).max() <= 1e-3 * expected.std()
+    assert np.abs(actual - expected).max() <= 1e-3 * expected.std()
 
 
 def test_drafts_are_refused(tmp_path: Path) -> None:

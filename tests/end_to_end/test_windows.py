@@ -117,7 +117,7 @@ def test_interpreted_kernels_read_nothing_behind_a_window(family: str, tmp_path:
     prompts = [TOKENS[:60], [*TOKENS[:40], 5, 6, 7], TOKENS[:60]]
 
     def said(engine: Engine) -> list[list[Sequence[int]]]:
-        return [[c.token_ids for c in each.choices] for each in engine.generate(prompts, params)]
+        return [[c.token_ids for c in completion.choices] for completion in engine.generate(prompts, params)]
 
     with llmc.load(path, executor="reference", prefix_cache=False) as reference:
         expected = said(reference)

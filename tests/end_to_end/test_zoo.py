@@ -58,9 +58,9 @@ def test_logits_are_those_of_transformers_however_a_prompt_is_cut(case: Case) ->
     with llmc.load(case.engine) as whole, llmc.load(case.engine, max_step_tokens=5, threads=1) as cut:
         for length in LENGTHS:
             tokens = case.prompt(length)
-            expected, found = case.expected(tokens), whole.logits(tokens)
-            assert np.abs(found - expected).max() <= ENGINES * expected.std()
-            assert np.array_equal(cut.logits(tokens), found)
+            expected, actual = case.expected(tokens), whole.logits(tokens)
+            assert np.abs(actual - expected).max() <= ENGINES * expected.std()
+            assert np.array_equal(cut.logits(tokens), actual)
 
 
 def test_greedy_text_is_that_of_transformers(case: Case) -> None:
@@ -108,8 +108,8 @@ def interrupted(engine: Engine, chance: random.Random) -> Callable[[], Any]:
 def bits(engine: Engine, prompts: list[list[int]], params: SamplingParams) -> list[object]:
     """Everything that was computed, to the last bit."""
     return [
-        [(c.token_ids, [(p.logprob.hex(), p.top) for p in c.logprobs or ()]) for c in each.choices]
-        for each in engine.generate(prompts, params)
+        [(c.token_ids, [(p.logprob.hex(), p.top) for p in c.logprobs or ()]) for c in completion.choices]
+        for completion in engine.generate(prompts, params)
     ]
 
 

@@ -68,7 +68,9 @@ def round_rows(model: nn.Module) -> None:
     """Leave of products' and experts' weights what codes of int8 hold, with a scale a row."""
     linear = [module.weight for module in model.modules() if isinstance(module, nn.Linear)]
     lying = [module.weight for module in model.modules() if isinstance(module, Conv1D)]
-    rows = {id(each): (each, -1) for each in (*linear, *experts_of(model))} | {id(each): (each, 0) for each in lying}
+    rows = {id(module): (module, -1) for module in (*linear, *experts_of(model))} | {
+        id(module): (module, 0) for module in lying
+    }
     for weight, inputs in rows.values():
         scale = weight.detach().abs().amax(inputs, keepdim=True) / 127
         weight.data = (weight.detach() / scale).round() * scale
@@ -76,8 +78,8 @@ def round_rows(model: nn.Module) -> None:
 
 def torch_logits(model: Any) -> Logits:
     with torch.inference_mode():
-        found = [model(input_ids=torch.tensor([p]), use_cache=False).logits[0].float().numpy() for p in prompts()]
-    return np.concatenate(found)
+        logits = [model(input_ids=torch.tensor([p]), use_cache=False).logits[0].float().numpy() for p in prompts()]
+    return np.concatenate(logits)
 
 
 def engine_logits(model: Any, path: Path, **options: Any) -> Logits:
@@ -124,7 +126,7 @@ def test_int8_weights(name: str, tmp_path: Path) -> None:
     reference = engine_logits(model, tmp_path / "reference.llmc", target="reference", **options)
     assert deviation(compiled, reference) <= SAME_CODES
     round_rows(model)
-    error, torchs = (deviation_in_the_middle(each, expected) for each in (compiled, torch_logits(model)))
+    error, torchs = (deviation_in_the_middle(logits, expected) for logits in (compiled, torch_logits(model)))
     assert 0 < error <= INT8 * torchs, f"{error:.4f} of the spread off fp32, torch with rounded rows {torchs:.4f}"
 
 
@@ -155,5 +157,5 @@ def test_rows_with_int8_weights(name: str) -> None:
     size = float(np.sqrt(np.square(expected).mean()))
     assert np.abs(compiled - reference).max() <= SAME_CODES * size
     round_rows(model)
-    error, torchs = (float(np.abs(each - expected).mean()) for each in (compiled, rows_of(model, texts(TEXTS))))
+    error, torchs = (float(np.abs(rows - expected).mean()) for rows in (compiled, rows_of(model, texts(TEXTS))))
     assert 0 < error <= INT8 * torchs, f"{error:.4f} off fp32, torch with rounded rows {torchs:.4f}"

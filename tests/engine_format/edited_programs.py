@@ -101,8 +101,8 @@ def main() -> None:
         changed, what = edited(program, random.Random(seed))
         print(f"edit {seed}: {what}", flush=True)
         try:
-            found = answer(linked_engine(source, folder / str(seed), changed))
-            assert found == expected, f"the answer is {found}, not {expected}"
+            actual = answer(linked_engine(source, folder / str(seed), changed))
+            assert actual == expected, f"the answer is {actual}, not {expected}"
         except LlmcError:
             refused += 1
         except BaseException:

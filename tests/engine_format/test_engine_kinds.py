@@ -34,9 +34,9 @@ def test_each_executor_has_a_place_and_a_function_that_opens() -> None:
     assert sorted({runner.name for runner in runners}) == sorted(EXECUTOR_NAMES)
     ranked = [runner.opens_ranks for runner in runners if runner.opens_ranks is not None]
     for module, function in (*(runner.opens for runner in runners), *ranked):
-        found = importlib.util.find_spec(module)
-        assert found is not None and found.origin is not None
-        assert function in {getattr(node, "name", None) for node in parsed(Path(found.origin)).body}
+        spec = importlib.util.find_spec(module)
+        assert spec is not None and spec.origin is not None
+        assert function in {getattr(node, "name", None) for node in parsed(Path(spec.origin)).body}
 
 
 def test_the_first_runs_engines_unasked(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -74,15 +74,15 @@ def test_of_a_repository_without_safetensors_the_onnx_file_is_fetched(tmp_path: 
         (onnx / name).write_bytes(name.encode())
     (tmp_path / "files" / "config.json").write_text("{}")
     with hub_with("org/graph", tmp_path / "files") as hub:
-        found = ask(hub, tmp_path, ("org/graph", True))[0]
+        directory = ask(hub, tmp_path, ("org/graph", True))[0]
         assert set(hub.asked) == {"config.json", "onnx/model.onnx", "onnx/model.onnx_data"}
-        assert onnx_file(Path(str(found))) == Path(str(found)) / "onnx" / "model.onnx"
-        assert ask(hub, tmp_path, ("org/graph", True), HF_HUB_OFFLINE="1") == [found]
+        assert onnx_file(Path(str(directory))) == Path(str(directory)) / "onnx" / "model.onnx"
+        assert ask(hub, tmp_path, ("org/graph", True), HF_HUB_OFFLINE="1") == [directory]
 
 
 def test_what_the_hub_does_not_give_is_refused_in_words(hub: Hub, tmp_path: Path) -> None:
     answers = ask(hub, tmp_path, ("org/other", True), ("org/gated", True), ("org/tiny@v9", True))
-    assert [each[0] for each in answers] == [
+    assert [answer[0] for answer in answers] == [
         "org/other is neither a directory here nor a model on the hub",
         "org/gated requires consent to its terms of use",
         "org/tiny has no revision 'v9'",

@@ -113,7 +113,7 @@ def test_tokens_beside_blocked_formats_follow_the_target_unless_named() -> None:
             asked = on_target(
                 parse_quantization((name, f"lm_head={name}")), TokenDefault(token_group, rounds_plain=True)
             )
-            assert [(each.activation, each.token_group) for each in asked.schemes] == [expected] * 2
+            assert [(scheme.activation, scheme.token_group) for scheme in asked.schemes] == [expected] * 2
 
 
 def test_calibration_may_be_a_path() -> None:

@@ -111,26 +111,28 @@ def converted_model(key: str) -> Any:
 def converters_without(model: Any, stored: tuple[str, ...]) -> list[list[str]]:
     """The source patterns of the model's converters that none of these tensors is for."""
     transforms = get_model_conversion_mapping(model)
-    converters = [each for each in transforms if isinstance(each, WeightConverter)]
-    renamings = [each for each in transforms if isinstance(each, WeightRenaming)]
+    converters = [transform for transform in transforms if isinstance(transform, WeightConverter)]
+    renamings = [transform for transform in transforms if isinstance(transform, WeightRenaming)]
     tensors = model.state_dict()
     met = {rename_source_key(name, renamings, converters, model.base_model_prefix, tensors)[1] for name in stored}
-    return [each.source_patterns for each in converters if met.isdisjoint(each.source_patterns)]
+    return [converter.source_patterns for converter in converters if met.isdisjoint(converter.source_patterns)]
 
 
 def _class_of(key: str) -> Any:
-    found = getattr(transformers, _CLASSES.get(key, key), None)
-    if found is not None:
-        return found
+    known_class = getattr(transformers, _CLASSES.get(key, key), None)
+    if known_class is not None:
+        return known_class
     for mapping in (MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES, MODEL_MAPPING_NAMES):
         if key in mapping:
             name = mapping[key]
             return getattr(transformers, name if isinstance(name, str) else name[0])
     config_class = transformers.CONFIG_MAPPING[key]
     room = importlib.import_module(config_class.__module__.replace("configuration", "modeling"))
-    models: list[Any] = [each for each in vars(room).values() if isinstance(each, type) and "config_class" in dir(each)]
+    models: list[Any] = [var for var in vars(room).values() if isinstance(var, type) and "config_class" in dir(var)]
     return next(
-        each for each in models if each.config_class is config_class and not each.__name__.endswith("PreTrainedModel")
+        model
+        for model in models
+        if model.config_class is config_class and not model.__name__.endswith("PreTrainedModel")
     )
 
 

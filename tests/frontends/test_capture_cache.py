@@ -51,7 +51,7 @@ def test_what_is_read_back_compiles_to_the_same(family: str, captured_family: Fa
     read = captured_graph(text_of(graph), AT)
     assert render(read) == render(graph) and read.info == graph.info
     assert text_of(read) == text_of(graph)
-    first, second = (run_pipeline(each, default(), BuildOptions()) for each in (graph, read))
+    first, second = (run_pipeline(captured, default(), BuildOptions()) for captured in (graph, read))
     assert render(second.graph) == render(first.graph)
     assert [(r.rewrites, r.refusals) for r in second.records] == [(r.rewrites, r.refusals) for r in first.records]
     constants = [r.value for r in first.graph.weights.values() if isinstance(r, Constant)]
@@ -125,8 +125,8 @@ def test_a_damaged_or_outdated_entry_is_not_found(
     monkeypatch.setattr("transformers.__file__", str(source))
     assert find_capture(name) is None
     keep_capture(name, graph, ("said",))
-    found = find_capture(name)
-    assert found is not None and render(found.graph) == render(graph) and found.notes == ("said",)
+    kept = find_capture(name)
+    assert kept is not None and render(kept.graph) == render(graph) and kept.notes == ("said",)
     entry = tmp_path / "cache" / "captures" / name
     assert list(entry.parent.iterdir()) == [entry]
     source.write_text("patched = True", encoding="utf-8")
@@ -169,8 +169,8 @@ def test_the_second_process_finds_the_capture(tmp_path: Path) -> None:
         command = [sys.executable, "-c", CAPTURE, str(model), str(changed)]
         environment = {**os.environ, "LLMC_CACHE_DIR": str(tmp_path / "cache")}
         printed = subprocess.run(command, check=True, capture_output=True, env=environment, text=True).stdout
-        found: list[Any] = json.loads(printed)
-        return found
+        names: list[Any] = json.loads(printed)
+        return names
 
     entries, imported, text = captured()
     assert imported and len(set(entries)) == 3

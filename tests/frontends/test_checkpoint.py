@@ -104,10 +104,10 @@ def test_a_tensor_that_the_index_does_not_place_is_read_where_it_is_alone(tmp_pa
 
 @pytest.mark.parametrize("named", [None, "3.safetensors"])
 def test_a_tensor_in_two_shards_that_the_index_places_in_neither_is_refused(named: str | None, tmp_path: Path) -> None:
-    one = torch.ones(1)
-    shards = {f"{number}.safetensors": {own: one, "twice": torch.zeros(1)} for number, own in ((1, "a"), (2, "b"))}
+    vector = torch.ones(1)
+    shards = {f"{number}.safetensors": {own: vector, "twice": torch.zeros(1)} for number, own in ((1, "a"), (2, "b"))}
     weight_map = {"a": "1.safetensors", "b": "2.safetensors", "c": "3.safetensors"}
-    sharded(tmp_path, {**shards, "3.safetensors": {"c": one}}, weight_map | ({"twice": named} if named else {}))
+    sharded(tmp_path, {**shards, "3.safetensors": {"c": vector}}, weight_map | ({"twice": named} if named else {}))
     problem = refused(tmp_path).problem
     assert problem.startswith("tensor 'twice' is in 1.safetensors and 2.safetensors, and the index names it for ")
     assert problem.endswith("none" if named is None else "3.safetensors, which has no such tensor")

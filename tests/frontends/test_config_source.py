@@ -41,7 +41,7 @@ def directories(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 @pytest.mark.slow
 def test_it_makes_the_program_of_the_model_with_weights(directories: tuple[Path, Path]) -> None:
     options = parse_options({"dtype": "float32"})
-    whole, bare = (capture(each, options, may_lack_weights=True) for each in directories)
+    whole, bare = (capture(directory, options, may_lack_weights=True) for directory in directories)
     assert render(bare.graph) == render(whole.graph)
     assert bare.source.names() == whole.source.names()
     for chosen in ({}, {"quantize": "int8"}, {"tensor_parallel_size": 2}):
@@ -79,5 +79,5 @@ def test_what_needs_numbers_says_so(directories: tuple[Path, Path]) -> None:
 
 def test_a_text_half_that_is_known_by_the_whole_models_type_is_found(tmp_path: Path) -> None:
     tiny_config("emu3").save_pretrained(tmp_path)
-    found = load_config(tmp_path)
-    assert (found.config.model_type, found.model_class.__name__) == ("emu3_text_model", "Emu3ForCausalLM")
+    loaded = load_config(tmp_path)
+    assert (loaded.config.model_type, loaded.model_class.__name__) == ("emu3_text_model", "Emu3ForCausalLM")

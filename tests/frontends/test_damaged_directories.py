@@ -62,14 +62,14 @@ def outcome(directory: Path) -> str:
 def somewhere(value: Any, dice: random.Random) -> tuple[Any, Any]:
     """A dict or list inside a JSON value, and one of its keys."""
     places = [(value, key) for key in (value if isinstance(value, dict) else range(len(value)))]
-    found: list[tuple[Any, Any]] = []
+    holders: list[tuple[Any, Any]] = []
     while places:
         holder, key = places.pop()
-        found.append((holder, key))
+        holders.append((holder, key))
         inner = holder[key]
         if isinstance(inner, dict | list):
-            places += [(inner, each) for each in (inner if isinstance(inner, dict) else range(len(inner)))]
-    return dice.choice(found)
+            places += [(inner, index) for index in (inner if isinstance(inner, dict) else range(len(inner)))]
+    return dice.choice(holders)
 
 
 @pytest.mark.parametrize("file", ["config.json", "generation_config.json", "model.safetensors.index.json"])

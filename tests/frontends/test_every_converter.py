@@ -24,7 +24,9 @@ from tests.tolerances import ENGINES
 
 _build: Any = conversion_mapping._build_checkpoint_conversion_mapping
 CONVERTED = sorted(
-    key for key, transforms in _build().items() if any(isinstance(each, WeightConverter) for each in transforms)
+    key
+    for key, transforms in _build().items()
+    if any(isinstance(transform, WeightConverter) for transform in transforms)
 )
 # Converters that nothing of what transformers saves is for: scales of FP8 experts, and experts as NeMo exports them.
 _OF_OTHERS = {
@@ -50,10 +52,10 @@ def test_recipes_make_what_transformers_loads(key: str, tmp_path: Path) -> None:
     source = SafetensorsSource(tmp_path)
     with torch.device("meta"):
         empty = type(model)._from_config(model.config, dtype=torch.float32)
-    found = stored_recipes(empty, source)
-    assert found.recipes.keys() == expected.keys() and found.notes == ()
+    stored = stored_recipes(empty, source)
+    assert stored.recipes.keys() == expected.keys() and stored.notes == ()
     for name, tensor in expected.items():
-        assert torch.equal(evaluate(found.recipes[name], source), tensor), name
+        assert torch.equal(evaluate(stored.recipes[name], source), tensor), name
     assert converters_without(model, source.names()) == _OF_OTHERS.get(key, [])
 
 

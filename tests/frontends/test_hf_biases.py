@@ -22,17 +22,19 @@ def room(name: str) -> ModuleType:
 
 
 def biases(name: str) -> list[str]:
-    return [each for each in dir(room(name)) if each.endswith(("RelativeLogits", "RelativePositionBias"))]
+    return [
+        class_name for class_name in dir(room(name)) if class_name.endswith(("RelativeLogits", "RelativePositionBias"))
+    ]
 
 
 FOUND = [
-    (name, each) for name in ROOMS if importlib.util.find_spec(f"transformers.models.{name}") for each in biases(name)
+    (name, bias) for name in ROOMS if importlib.util.find_spec(f"transformers.models.{name}") for bias in biases(name)
 ]
 
 
 def test_every_such_module_is_known() -> None:
     """Whatever this transformers calls it."""
-    assert FOUND and all((each, "forward") in METHODS for _, each in FOUND)
+    assert FOUND and all((class_name, "forward") in METHODS for _, class_name in FOUND)
 
 
 @pytest.mark.parametrize(("name", "class_name"), FOUND)
@@ -52,7 +54,7 @@ def test_biases_by_distance_are_those_of_each_key(name: str, class_name: str) ->
         for parameter in module.parameters():
             parameter.normal_()
         expected = module(*given)
-        found = METHODS[class_name, "forward"](module, *given)
+        by_distance = METHODS[class_name, "forward"](module, *given)
     near = (distance >= 0) & (distance < 4)
-    looked_up = found.gather(-1, distance.clamp(0, 3).expand(1, 2, -1, -1)).where(near, 0.0)
+    looked_up = by_distance.gather(-1, distance.clamp(0, 3).expand(1, 2, -1, -1)).where(near, 0.0)
     assert torch.allclose(looked_up, expected, atol=1e-5)

@@ -183,9 +183,9 @@ def test_a_file_beside_the_config_that_names_no_codes_changes_nothing(tmp_path: 
 
 def test_scales_of_activations_and_caches_are_no_weights(tmp_path: Path) -> None:
     write_quantized(tmp_path, tiny_llama(), *LAYOUTS["modelopt-fp8"][:2])
-    one = torch.ones(1)
+    vector = torch.ones(1)
     extra = {
-        f"model.layers.{layer}.self_attn.{part}": one.clone()
+        f"model.layers.{layer}.self_attn.{part}": vector.clone()
         for layer in (0, 1)
         for part in ("k_proj.k_scale", "v_proj.v_scale", "q_proj.input_scale", "k_scale", "v_scale")
     }

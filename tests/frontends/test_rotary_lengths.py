@@ -63,8 +63,8 @@ def logits(captured: Captured, tokens: list[int], options: BuildOptions) -> Tens
 
 def expected(model: Any, tokens: list[int]) -> Tensor:
     with torch.no_grad():
-        found: Tensor = model(torch.tensor([tokens]), use_cache=False).logits[0]
-    return found
+        result: Tensor = model(torch.tensor([tokens]), use_cache=False).logits[0]
+    return result
 
 
 @pytest.mark.parametrize(
@@ -93,17 +93,17 @@ def test_long_factors_beyond_it(family: str, from_files: bool, longest: int | No
 def test_phi_moe_has_the_long_factors_and_their_scale() -> None:
     """transformers 5 leaves the short factors in it at any length: the long ones are those of its definition."""
     options = BuildOptions(max_model_len=ORIGINAL + 9)
-    found = logits(capture(longrope_model("phimoe"), options), BEYOND, options)
+    actual = logits(capture(longrope_model("phimoe"), options), BEYOND, options)
     long = longrope_model("phimoe", short_factor=LONG)
-    torch.testing.assert_close(found, expected(long, BEYOND), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(actual, expected(long, BEYOND), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(("changes", "tokens"), [({"attention_factor": 1.5}, BEYOND), ({"factor": None}, WITHIN)])
 def test_the_attention_factor_is_that_of_both_sets(changes: dict[str, Any], tokens: list[int]) -> None:
     """A factor that the config names, and the one that transformers makes of the lengths where it names none."""
     model, options = longrope_model("phi3", **changes), BuildOptions(max_model_len=len(tokens))
-    found = logits(capture(model, options), tokens, options)
-    torch.testing.assert_close(found, expected(model, tokens), rtol=1e-4, atol=1e-4)
+    actual = logits(capture(model, options), tokens, options)
+    torch.testing.assert_close(actual, expected(model, tokens), rtol=1e-4, atol=1e-4)
 
 
 def test_what_verify_compares_with_has_the_engine_s_factors(tmp_path: Path) -> None:
@@ -157,10 +157,10 @@ def test_the_cache_keeps_a_capture_of_each_length(tmp_path: Path, monkeypatch: p
     settings = read_settings({"LLMC_CAPTURE_CACHE": "always", "LLMC_CACHE_DIR": str(tmp_path / "cache")})
     monkeypatch.setattr(capture_cache, "settings", lambda: settings)
     opened = open_model(saved(longrope_model("llama"), tmp_path / "model"))
-    entries = {capture_entry(opened, BuildOptions(max_model_len=each)) for each in (None, ORIGINAL, ORIGINAL + 9)}
+    entries = {capture_entry(opened, BuildOptions(max_model_len=length)) for length in (None, ORIGINAL, ORIGINAL + 9)}
     assert len(entries) == 3 and None not in entries
     plain = open_model(saved(tiny_model("llama", num_hidden_layers=1), tmp_path / "plain"))
-    assert len({capture_entry(plain, BuildOptions(max_model_len=each)) for each in (None, ORIGINAL)}) == 1
+    assert len({capture_entry(plain, BuildOptions(max_model_len=length)) for length in (None, ORIGINAL)}) == 1
 
 
 @pytest.mark.parametrize("family", ["phi3", "llama"])
@@ -172,12 +172,14 @@ def test_factors_of_a_gguf_file(family: str, tmp_path: Path) -> None:
         writer.add_rope_scaling_orig_ctx_len(ORIGINAL)
         writer.add_rope_scaling_attn_factors(1.2)
 
-    factors = {f"rope_factors_{name}.weight": torch.tensor(each) for name, each in (("short", SHORT), ("long", LONG))}
+    factors = {
+        f"rope_factors_{name}.weight": torch.tensor(values) for name, values in (("short", SHORT), ("long", LONG))
+    }
     write_gguf(file, model, add=add, extra=factors)
     tokens = WITHIN if family == "llama" else BEYOND
     options = BuildOptions(max_model_len=len(tokens))
-    found = logits(capture(file, options), tokens, options)
-    torch.testing.assert_close(found, expected(model, tokens), rtol=1e-4, atol=1e-4)
+    actual = logits(capture(file, options), tokens, options)
+    torch.testing.assert_close(actual, expected(model, tokens), rtol=1e-4, atol=1e-4)
     write_gguf(file, model, add=add, extra={"rope_factors_long.weight": torch.tensor(LONG)})
     with pytest.raises(CheckpointError, match=r"rope_factors_short\.weight is missing"):
         capture(file, BuildOptions())

@@ -65,9 +65,9 @@ def test_reads_zeros_of_blocks(tmp_path: Path) -> None:
     }
     weights = {"num_bits": 8, "type": "int", "strategy": "block", "block_structure": [4, 128], "symmetric": False}
     source = _write(tmp_path, weights, tensors, "int-quantized")
-    found = source.load(f"{_NAME}.weight")
+    weight = source.load(f"{_NAME}.weight")
     for row, column, value in ((0, 0, -97.0), (3, 128, 2.0 * (32 - 2)), (4, 127, 4.0 * (31 - 3)), (5, 191, 8.0 * 99)):
-        assert float(found[row, column]) == value
+        assert float(weight[row, column]) == value
 
 
 def test_reads_a_last_group_that_is_cut_off(tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ def test_copies_of_a_model_share_values() -> None:
     """Passes that run over it again ask no op anew."""
     graph, _ = llama(layers=1)
     first, second = (run_pipeline(graph, default(), BuildOptions()).graph for _ in range(2))
-    values = [[n.meta["val"] for n in each.graph.nodes if n.op == "call_function"] for each in (first, second)]
+    values = [[n.meta["val"] for n in model.graph.nodes if n.op == "call_function"] for model in (first, second)]
     assert len(values[0]) > 10 and all(a is b for a, b in zip(*values, strict=True))
 
 
@@ -63,7 +63,7 @@ def test_other_shapes_strides_dtypes_and_types_of_constants_do_not() -> None:
     assert calls.value(aten.neg.default, x).stride() == (4, 1)
     assert calls.value(aten.neg.default, turned).stride() == (1, 3)
     ids = calls.input(3, dtype=torch.int64)
-    dtypes = [calls.value(aten.add.Tensor, ids, one).dtype for one in (1, 1.0, True)]
+    dtypes = [calls.value(aten.add.Tensor, ids, constant).dtype for constant in (1, 1.0, True)]
     assert dtypes == [torch.int64, torch.float32, torch.int64]
 
 

@@ -46,10 +46,10 @@ def test_an_odd_layer_stands_alone() -> None:
 
 def test_a_layer_wired_otherwise_is_not_one_of_them() -> None:
     """It takes two values from outside where the others take one: no repeat holds both nodes that do."""
-    found = find_repeats(layers(8, rewired=4))
+    repeats = find_repeats(layers(8, rewired=4))
     norm, add = 1 + 5 * 4, 1 + 5 * 4 + 4
-    assert not any(repeat.start <= norm and add < repeat.end for repeat in found)
-    assert sum(repeat.count for repeat in found) >= 6
+    assert not any(repeat.start <= norm and add < repeat.end for repeat in repeats)
+    assert sum(repeat.count for repeat in repeats) >= 6
 
 
 def test_one_layer_is_no_repeat() -> None:

@@ -55,9 +55,9 @@ def test_both_forms_of_pooling_are_read(tmp_path: Path, pooling: dict[str, Any],
     """vllm#45995: a text was pooled by the default where 1_Pooling is written in the newer form."""
     write_modules(tmp_path, {"1_Pooling": f"{_NEW}.pooling.Pooling", "2_Normalize": f"{_NEW}.Normalize"}, pooling)
     (tmp_path / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 1}))
-    found = sentence_modules(tmp_path)
-    assert found is not None and found.max_length == 1
-    assert (found.head.pooling, found.head.normalized) == (expected, True)
+    modules = sentence_modules(tmp_path)
+    assert modules is not None and modules.max_length == 1
+    assert (modules.head.pooling, modules.head.normalized) == (expected, True)
 
 
 @pytest.mark.parametrize(
@@ -136,8 +136,8 @@ def test_preparations_that_cannot_be_had_are_refused(tmp_path: Path, settings: d
 )
 def test_vectors_are_compared_as_the_model_does(kind: str, expected: float) -> None:
     head = Head(Task.EMBED, Pooling.MEAN, 2, whole_texts=True, similarity=Similarity(kind))
-    found = similarity(head, np.array([3, 4], np.float32), np.array([4, 3], np.float32))
-    assert abs(found - expected) < 1e-6
+    similar = similarity(head, np.array([3, 4], np.float32), np.array([4, 3], np.float32))
+    assert abs(similar - expected) < 1e-6
 
 
 def test_texts_stand_behind_their_prompts(tmp_path: Path) -> None:
@@ -194,4 +194,4 @@ def test_narrow_engines(name: str, options: dict[str, Any], least: float) -> Non
     with llmc.compile(model, target="cpu", max_batch_tokens=96, **options) as engine:
         vectors = engine.embed(texts())
         assert least_cosine(vectors, rows_of(model, texts())) >= least
-        assert all(np.array_equal(engine.embed([one])[0], row) for one, row in zip(texts(), vectors, strict=True))
+        assert all(np.array_equal(engine.embed([text])[0], row) for text, row in zip(texts(), vectors, strict=True))

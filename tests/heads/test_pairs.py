@@ -68,13 +68,13 @@ def reranker(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[float
             parameter.normal_(0.0, 0.2)
     model.save_pretrained(directory)
     tokenizer = write_tokenizer(directory)
-    found = []
+    scores = []
     for document in DOCUMENTS:
         given = tokenizer(QUERY, document, return_tensors="pt", return_token_type_ids=True)
         assert given["token_type_ids"].max() == 1
         with torch.no_grad():
-            found.append(float(model(given["input_ids"], token_type_ids=given["token_type_ids"]).logits[0, 0]))
-    return directory, found
+            scores.append(float(model(given["input_ids"], token_type_ids=given["token_type_ids"]).logits[0, 0]))
+    return directory, scores
 
 
 @pytest.mark.parametrize("target", ["reference", pytest.param("cpu", marks=pytest.mark.slow)])

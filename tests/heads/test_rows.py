@@ -45,7 +45,7 @@ def test_rows_are_those_of_transformers(name: str, reference: Callable[[str], En
     expected = rows_of(tiny_model(name), texts())
     assert np.abs(rows - expected).max() <= 2e-5 * max(1.0, np.abs(expected).max())
     alone = [engine.completer.rows([text], False)[0] for text in texts()]
-    assert all(np.array_equal(one, row) for one, row in zip(alone, rows, strict=True))
+    assert all(np.array_equal(vector, row) for vector, row in zip(alone, rows, strict=True))
 
 
 @pytest.mark.parametrize("name", quick_sample(["qwen3", "bert", "modernbert"], ["bert"]))
@@ -138,10 +138,10 @@ def test_heads_are_those_of_the_model(
     head = engine.info.head
     assert head is not None and (head.task, head.pooling, head.activation) == (task, pooling, activation)
     if task is Task.CLASSIFY:
-        (found,) = engine.classify(texts([7]))
+        (classification,) = engine.classify(texts([7]))
         (row,) = rows_of(tiny_model(name), texts([7]))
-        assert np.allclose(found.scores, np.exp(row) / np.exp(row).sum(), atol=1e-5)
-        assert found.label == head.labels[int(row.argmax())]
+        assert np.allclose(classification.scores, np.exp(row) / np.exp(row).sum(), atol=1e-5)
+        assert classification.label == head.labels[int(row.argmax())]
 
 
 def test_pairs_without_a_tokenizer_are_refused() -> None:

@@ -81,16 +81,16 @@ def texts(lengths: Sequence[int] = LENGTHS) -> list[list[int]]:
 
 def rows_of(model: Any, sequences: Sequence[Sequence[int]]) -> npt.NDArray[np.float32]:
     """Of each text by itself: what a classifier gives, the last token's state of a decoder, or an encoder's mean."""
-    found = []
+    rows = []
     for tokens in sequences:
         with torch.no_grad():
             output = model(input_ids=torch.tensor([tokens]))
         if hasattr(output, "logits"):
-            found.append(output.logits[0])
+            rows.append(output.logits[0])
         else:
             states = output.last_hidden_state[0]
-            found.append(states[-1] if model.config.model_type == "qwen3" else states.mean(0))
-    return torch.stack(found).float().numpy()
+            rows.append(states[-1] if model.config.model_type == "qwen3" else states.mean(0))
+    return torch.stack(rows).float().numpy()
 
 
 def least_cosine(ours: npt.NDArray[np.float32], theirs: npt.NDArray[np.float32]) -> float:

@@ -60,17 +60,17 @@ def sample(count: int, seed: int, only: str | None) -> list[tuple[Path, Mutant]]
     rooms = candidates()
     weights = {room: len(found) ** 0.5 for room, found in rooms.items()}
     chosen = []
-    for room, found in sorted(rooms.items()):
+    for room, room_mutants in sorted(rooms.items()):
         share = max(1, round(count * weights[room] / sum(weights.values())))
         kinds: dict[str, list[tuple[Path, Mutant]]] = defaultdict(list)
-        for each in found:
-            kinds[each[1].kind].append(each)
+        for pair in room_mutants:
+            kinds[pair[1].kind].append(pair)
         dice = random.Random(f"{seed} {room}")
         names = sorted(kinds)
         for number in range(share):
             chosen.append(dice.choice(kinds[names[number % len(names)]]))
     random.Random(seed).shuffle(chosen)
-    return [each for each in chosen if only is None or room_of(each[0]).startswith(only)]
+    return [entry for entry in chosen if only is None or room_of(entry[0]).startswith(only)]
 
 
 @cache
@@ -80,7 +80,7 @@ def candidates() -> dict[str, list[tuple[Path, Mutant]]]:
     for path in sorted({*(ROOT / "llmc").rglob("*.py")} - {*ON_DEVICES}):
         file = path.relative_to(ROOT)
         rooms[room_of(file)] += [(file, mutant) for mutant in mutants(path.read_text(encoding="utf-8"))]
-    return {room: found for room, found in rooms.items() if found}
+    return {room: room_mutants for room, room_mutants in rooms.items() if room_mutants}
 
 
 def copy_of_the_tree(name: str) -> Path:
@@ -128,15 +128,15 @@ def link_again(source: Path, linked: Path) -> None:
 
 def inodes(folder: Path) -> dict[str, int]:
     """The files below a folder, and which they are; none where there is no folder."""
-    found: dict[str, int] = {}
+    numbers: dict[str, int] = {}
     left = [str(folder)] if folder.is_dir() else []
     while left:
         for entry in os.scandir(left.pop()):
             if entry.is_dir(follow_symlinks=False):
                 left.append(entry.path)
             else:
-                found[os.path.relpath(entry.path, folder)] = entry.inode()
-    return found
+                numbers[os.path.relpath(entry.path, folder)] = entry.inode()
+    return numbers
 
 
 def write(copy: Path, file: Path, source: str) -> None:
@@ -163,7 +163,7 @@ def _nearest(tests: Iterable[str], rank: dict[str, int], seconds: dict[str, floa
     by_file: dict[str, list[str]] = defaultdict(list)
     for test in tests:
         by_file[test.partition("::")[0]].append(test)
-    took = {name: sum(seconds.get(test, 0) for test in found) for name, found in by_file.items()}
+    took = {name: sum(seconds.get(test, 0) for test in tests_of_file) for name, tests_of_file in by_file.items()}
     files = sorted(by_file, key=lambda name: (rank.get(name, len(rank)), took[name]))
     return [test for name in files for test in sorted(by_file[name], key=lambda test: seconds.get(test, 0))]
 
@@ -179,8 +179,8 @@ def failure(runner: WarmPytest, copy: Path, tests: list[str], seconds: int) -> s
         return "out of time"
     if code in (0, 5):
         return ""
-    found = re.search(r"^(?:FAILED|ERROR) (\S+\.py.*?)(?: - .*)?$", output, re.MULTILINE)
-    return found[1] if found else f"exit code {code}"
+    match = re.search(r"^(?:FAILED|ERROR) (\S+\.py.*?)(?: - .*)?$", output, re.MULTILINE)
+    return match[1] if match else f"exit code {code}"
 
 
 def tried(
@@ -211,8 +211,8 @@ def known_reach(chosen: dict[str, tuple[Path, Mutant]], jobs: int) -> Reach:
     kept = WORK / f"reach-{sha256(''.join([*sorted(chosen), *tests]).encode()).hexdigest()[:16]}.json"
     if not kept.exists():
         copy = copy_of_the_tree("probed")
-        found = reach_of(chosen, copy, environment(copy), jobs)
-        kept.write_text(json.dumps(asdict(found)), encoding="utf-8")
+        reach = reach_of(chosen, copy, environment(copy), jobs)
+        kept.write_text(json.dumps(asdict(reach)), encoding="utf-8")
     return Reach(**json.loads(kept.read_text(encoding="utf-8")))
 
 
@@ -249,7 +249,7 @@ def main() -> None:
     WORK.mkdir(parents=True, exist_ok=True)
     record = WORK / "trials.jsonl"
     known = {t["key"]: Trial(**t) for t in map(json.loads, record.read_text().splitlines())} if record.exists() else {}
-    chosen = {key_of(*each): each for each in sample(arguments.count, arguments.seed, arguments.only)}
+    chosen = {key_of(*pair): pair for pair in sample(arguments.count, arguments.seed, arguments.only)}
     reach = known_reach(chosen, arguments.jobs)
     copies: SimpleQueue[tuple[WarmPytest, Path]] = SimpleQueue()
 

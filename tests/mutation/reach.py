@@ -43,8 +43,8 @@ def reach_of(chosen: dict[str, tuple[Path, Mutant]], copy: Path, environment: di
     for key, (file, mutant) in chosen.items():
         by_file[file][key] = mutant
     tests: dict[str, list[str]] = {}
-    for file, found in by_file.items():
-        changed, probed = with_probes((copy / file).read_text(encoding="utf-8"), found)
+    for file, mutants in by_file.items():
+        changed, probed = with_probes((copy / file).read_text(encoding="utf-8"), mutants)
         (copy / file).write_text(changed, encoding="utf-8")
         tests.update((key, []) for key in probed)
     record = copy / "build" / "reached.tsv"

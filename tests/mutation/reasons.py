@@ -17,8 +17,8 @@ def reasons() -> dict[tuple[str, ...], str]:
     """By file, lines before and lines after."""
     text = Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")
     return {
-        (each["file"], *("\n".join(each[side]) for side in ("before", "after"))): each["reason"]
-        for each in tomllib.loads(text)["survivor"]
+        (survivor["file"], *("\n".join(survivor[side]) for side in ("before", "after"))): survivor["reason"]
+        for survivor in tomllib.loads(text)["survivor"]
     }
 
 

@@ -37,7 +37,7 @@ def own_tests(module: Path, root: Path) -> list[Path]:
     def nearness(path: Path) -> tuple[int, int]:
         return sum(room not in path.parents for room in rooms), path.stat().st_size
 
-    return [path for found in (named, importing, speaking) for path in sorted(found, key=nearness)]
+    return [path for group in (named, importing, speaking) for path in sorted(group, key=nearness)]
 
 
 def room_tests(module: Path, root: Path) -> list[Path]:
@@ -45,12 +45,12 @@ def room_tests(module: Path, root: Path) -> list[Path]:
     tests, parts = root / "tests", module.parts[1:-1]
     if not parts:
         return [*sorted(tests.glob("test_*.py")), *_files(tests / WHOLE)]
-    found = _files(tests.joinpath(*parts))
+    files = _files(tests.joinpath(*parts))
     for depth in range(len(parts) - 1, 0, -1):
-        found += sorted(tests.joinpath(*parts[:depth]).glob("test_*.py"))
-    found += [path for path in tests.glob("test_*.py") if parts[0].rstrip("s") in path.stem]
-    found += [tests / PROOFS[parts[0]]] if parts[0] in PROOFS else []
-    return found or _files(tests / WHOLE)
+        files += sorted(tests.joinpath(*parts[:depth]).glob("test_*.py"))
+    files += [path for path in tests.glob("test_*.py") if parts[0].rstrip("s") in path.stem]
+    files += [tests / PROOFS[parts[0]]] if parts[0] in PROOFS else []
+    return files or _files(tests / WHOLE)
 
 
 def _spoken(module: Path) -> re.Pattern[str]:
@@ -62,7 +62,7 @@ def _spoken(module: Path) -> re.Pattern[str]:
 
 def _imports(path: Path, modules: list[Path]) -> bool:
     text = path.read_text(encoding="utf-8")
-    dotted = (".".join(each.with_suffix("").parts).removesuffix(".__init__") for each in modules)
+    dotted = (".".join(module.with_suffix("").parts).removesuffix(".__init__") for module in modules)
     return any(f"{name} " in text or f"{name}\n" in text for name in dotted)
 
 

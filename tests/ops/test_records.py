@@ -24,7 +24,7 @@ ALL = list(RECORDS.values())
 @pytest.mark.parametrize(("kind", "kernels"), [("cpp", cpp.KERNELS), ("triton", triton.KERNELS)])
 def test_an_op_has_a_kernel_or_a_stated_reason(kind: str, kernels: dict[Any, Any]) -> None:
     lowered = {op for op, record in RECORDS.items() if Stage.OPTIMIZED in record.stages and record.part is None}
-    assert {str(each) for each in lowered - set(kernels) - set(WITHOUT_KERNEL[kind])} == set()
+    assert {str(missing) for missing in lowered - set(kernels) - set(WITHOUT_KERNEL[kind])} == set()
     assert not set(kernels) & set(WITHOUT_KERNEL[kind])
     assert set(kernels) <= set(RECORDS)
 
@@ -42,7 +42,7 @@ def test_a_record_names_arguments_that_the_op_has(record: OpRecord) -> None:
     assert record.reference.__doc__
 
 
-@pytest.mark.parametrize("record", [each for each in ALL if each.takes], ids=lambda record: record.name)
+@pytest.mark.parametrize("record", [record for record in ALL if record.takes], ids=lambda record: record.name)
 def test_products_and_lookups_call_their_arguments_as_kernels_and_passes_do(record: OpRecord) -> None:
     assert record.is_product != record.is_lookup
     assert {"x", "weight", "bias"} <= set(record.arguments) if record.is_product else "weight" in record.arguments

@@ -26,12 +26,13 @@ def named(name: str, after: str | None = None) -> GraphPass:
 
 def test_a_pass_goes_where_it_says() -> None:
     names = [
-        each.name for each in extended(named("a", "fuse_rope"), named("b", "fuse_rope"), named("c", "a"), named("last"))
+        pass_.name
+        for pass_ in extended(named("a", "fuse_rope"), named("b", "fuse_rope"), named("c", "a"), named("last"))
     ]
     start = names.index("fuse_rope")
     assert names[start : start + 4] == ["fuse_rope", "a", "c", "b"]
     assert names[-1] == "last"
-    assert [n for n in names if n not in ("a", "b", "c", "last")] == [each.name for each in default()]
+    assert [n for n in names if n not in ("a", "b", "c", "last")] == [pass_.name for pass_ in default()]
 
 
 @pytest.mark.parametrize(
@@ -109,5 +110,5 @@ def test_an_installed_package_adds_its_passes(tmp_path: Path, monkeypatch: pytes
 
 
 def test_essential_passes_are_llmcs_own() -> None:
-    assert essential() < {each.name for each in built_in()}
+    assert essential() < {pass_.name for pass_ in built_in()}
     assert "page_kv_cache" in essential() and "merge_qkv" not in essential()

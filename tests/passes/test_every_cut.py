@@ -85,7 +85,7 @@ def test_without_any_one_pass(name: str, tmp_path: Path) -> None:
         seen = run_tokens(graph, captured.source, TOKENS)
         difference = float((seen - wanted).abs().max() / wanted.std())
         assert difference <= PASSES, f"without {left_out} the logits differ by {difference:.1e} of their spread"
-    assert not refused & {each.name for each in fusion()}, "what only saves time may be left out"
+    assert not refused & {pass_.name for pass_ in fusion()}, "what only saves time may be left out"
     assert len(refused) < len(records)
 
 

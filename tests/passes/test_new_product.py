@@ -60,21 +60,21 @@ def decoder() -> tuple[ModelGraph, TensorSource]:
 
 
 def product(graph: ModelGraph) -> Any:
-    (found,) = graph.graph.find_nodes(op="call_function", target=OP)
-    return found
+    (node,) = graph.graph.find_nodes(op="call_function", target=OP)
+    return node
 
 
 def test_it_is_quantized_and_counted() -> None:
     graph, source = decoder()
     options = parse_options({"quantize": "w8a8"})
-    coverage = CoverageObserver({each.name for each in default()}, options)
+    coverage = CoverageObserver({pass_.name for pass_ in default()}, options)
     passes = (quantize_weights, *serving(), multiply_unrounded)
     result = run_pipeline(graph, passes, options, coverage, ModelData(source)).graph
     parts = {name: part.target for name, part in parts_before(product(result)).items()}
     assert parts == {"weight": torch.ops.llmc.dequantize.default, "x": torch.ops.llmc.round_tokens.default}
     assert {weight.module for weight in result.quantized} == {"layers.0.half", "lm_head"}
-    found = {str(each).partition(";")[0] for each in coverage.coverage()}
-    assert "2 of 2 products quantized" in found and "2 of 2 products with a weight recognised" in found
+    counted = {str(part).partition(";")[0] for part in coverage.coverage()}
+    assert "2 of 2 products quantized" in counted and "2 of 2 products with a weight recognised" in counted
 
 
 def test_it_is_sparsified() -> None:

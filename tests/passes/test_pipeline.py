@@ -14,11 +14,11 @@ from llmc.passes.rewrite import GraphPass, Pass, Rewrite, WeightPass
 def written_passes() -> Iterator[Pass]:
     for file in pkgutil.walk_packages(llmc.passes.__path__, "llmc.passes."):
         for value in vars(importlib.import_module(file.name)).values():
-            each = value if isinstance(value, tuple) else (value,)
-            yield from (item for item in each if isinstance(item, Rewrite | GraphPass | WeightPass))
+            members = value if isinstance(value, tuple) else (value,)
+            yield from (item for item in members if isinstance(item, Rewrite | GraphPass | WeightPass))
 
 
 def test_every_pass_has_its_place() -> None:
-    placed = [each.name for each in built_in()]
-    assert {each.name for each in written_passes()} - set(placed) == set()
+    placed = [pass_.name for pass_ in built_in()]
+    assert {pass_.name for pass_ in written_passes()} - set(placed) == set()
     assert len(placed) == len(set(placed)) > 30

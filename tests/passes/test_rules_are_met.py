@@ -24,7 +24,7 @@ def _is_of_rules(each: GraphPass) -> bool:
     return hasattr(module, "rule_pass") or hasattr(module, "apply_rules")
 
 
-PASSES = [each for each in built_in() if isinstance(each, GraphPass) and each.examples and _is_of_rules(each)]
+PASSES = [pass_ for pass_ in built_in() if isinstance(pass_, GraphPass) and pass_.examples and _is_of_rules(pass_)]
 # Which channel is the largest has no meaning over symbols: other tests compare these with torch.
 ELSEWHERE = {"normalize_lookups": ["_argmax", "_largest"], "normalize_routing": ["_mark_taken", "_top_k"]}
 
@@ -38,10 +38,10 @@ def test_every_rule_is_met(each: GraphPass, monkeypatch: pytest.MonkeyPatch) -> 
         known.add(name)
 
         def watch(node: fx.Node) -> fx.Node | Call | None:
-            found = rule(node)
-            if found is not None:
+            replacement = rule(node)
+            if replacement is not None:
                 met.add(name)
-            return found
+            return replacement
 
         return watch
 

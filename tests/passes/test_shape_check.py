@@ -113,5 +113,5 @@ def test_ids_that_32_bits_do_not_hold_are_named(number: int) -> None:
 def test_ids_that_32_bits_do_hold_are_kept() -> None:
     ids = torch.tensor([-(2**31), 2**31 - 1])
     slot, source = WeightSlot("table", "I32", (2,), Layout.ROWS, 8), MemorySource({"ids": ids})
-    found = packed(slot, Stored("ids", torch.int64), source, FiniteWeights(), kind_of(resolve_target("cpu")))
-    assert found.tolist() == ids.tolist()
+    content = packed(slot, Stored("ids", torch.int64), source, FiniteWeights(), kind_of(resolve_target("cpu")))
+    assert content.tolist() == ids.tolist()

@@ -53,14 +53,14 @@ def test_rows_are_those_of_one_part_and_depth_comes_in_whole_tiles() -> None:
 
 
 def test_what_does_not_lie_together_is_read_at_a_pace_of_its_own() -> None:
-    one = StepShape.decode(1, 1)
-    assert predict_launch(LaunchCost("100", "0", "0", "lookup"), one, RATES) == pytest.approx(4.0)
+    shape = StepShape.decode(1, 1)
+    assert predict_launch(LaunchCost("100", "0", "0", "lookup"), shape, RATES) == pytest.approx(4.0)
 
 
 def test_nothing_is_shared_for_a_single_token_but_products() -> None:
-    one = StepShape.decode(1, 1)
-    assert predict_launch(LaunchCost("100", "0", "0", "F32"), one, RATES) == pytest.approx(1.0)
-    assert predict_launch(LaunchCost("100", "0", "0", "F32", is_shared=True), one, RATES) == pytest.approx(1.5)
+    shape = StepShape.decode(1, 1)
+    assert predict_launch(LaunchCost("100", "0", "0", "F32"), shape, RATES) == pytest.approx(1.0)
+    assert predict_launch(LaunchCost("100", "0", "0", "F32", is_shared=True), shape, RATES) == pytest.approx(1.5)
 
 
 def test_a_step_is_the_launches_that_it_has() -> None:

@@ -25,7 +25,7 @@ def kernel_text(body: str, parameters: Sequence[str] = (), *, target: str = "sm_
     32 and 64 bits. Before the body every parameter is in %d_NAME, the thread's number in %r_tid, its number
     among all blocks' in %r_all, and the address of shared memory in %r_smem."""
     numbers = {prefix: [int(n) for n in re.findall(rf"{prefix}(\d+)", body)] for prefix in _WIDTHS}
-    count = {prefix: 1 + max(found, default=0) for prefix, found in numbers.items()}
+    count = {prefix: 1 + max(used, default=0) for prefix, used in numbers.items()}
     declared = [f".reg .{kind} {prefix}<{count[prefix]}>;" for prefix, kind in _WIDTHS.items()]
     declared += [f".reg .b64 %d_{name};" for name in parameters]
     loads = [f"ld.param.b64 %d_{name}, [k_{name}];" for name in parameters]
@@ -91,7 +91,9 @@ def run_text(
 
 def the_finding(report: Report, check: Check) -> Finding:
     """The one finding of a report, which must be of that kind."""
-    assert [each.check for each in report.findings] == [check], "\n".join(map(str, report.findings)) or "nothing found"
+    assert [finding.check for finding in report.findings] == [check], (
+        "\n".join(map(str, report.findings)) or "nothing found"
+    )
     return report.findings[0]
 
 
@@ -103,7 +105,7 @@ def apply(opcode: str, *operands: Array, result: Any, target: str = "sm_90a") ->
     """What an instruction computes of arrays, elementwise: one thread an element. result: its dtype."""
     blocks = -(-len(operands[0]) // 32)
     padded = [np.resize(operand, 32 * blocks) for operand in operands]
-    found = np.zeros(32 * blocks, result)
+    results = np.zeros(32 * blocks, result)
     body = []
     for i, operand in enumerate(padded):
         size = operand.itemsize
@@ -111,7 +113,7 @@ def apply(opcode: str, *operands: Array, result: Any, target: str = "sm_90a") ->
             f"mad.wide.u32 %d{i}, %r_all, {size}, %d_a{i};",
             f"ld.global.b{_SUFFIX[size]} {_PREFIX[max(size, 2)]}{10 + i}, [%d{i}];",
         ]
-    size = found.itemsize
+    size = results.itemsize
     names = [f"{_PREFIX[max(operand.itemsize, 2)]}{10 + i}" for i, operand in enumerate(padded)]
     body += [
         f"{opcode} {_PREFIX[max(size, 2)]}20, {', '.join(names)};",
@@ -120,6 +122,6 @@ def apply(opcode: str, *operands: Array, result: Any, target: str = "sm_90a") ->
     ]
     inputs = {f"a{i}": operand for i, operand in enumerate(padded)}
     text = kernel_text("\n".join(body), [*inputs, "y"], target=target)
-    report = run_text(text, {**inputs, "y": found}, grid=(blocks, 1, 1))
+    report = run_text(text, {**inputs, "y": results}, grid=(blocks, 1, 1))
     assert not report.findings
-    return found[: len(operands[0])]
+    return results[: len(operands[0])]

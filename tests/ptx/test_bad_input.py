@@ -88,7 +88,7 @@ DAMAGED = [
 ]
 
 
-@pytest.mark.parametrize(("line", "damaged", "problem"), DAMAGED, ids=[each[1] or each[0] for each in DAMAGED])
+@pytest.mark.parametrize(("line", "damaged", "problem"), DAMAGED, ids=[case[1] or case[0] for case in DAMAGED])
 def test_damaged_text(line: str, damaged: str, problem: str) -> None:
     text = kernel_text(BODY)
     assert line in text

@@ -123,8 +123,8 @@ def test_boxes_inside_and_outside_of_a_matrix(start: tuple[int, int], swizzle: i
 
 def lines_with(text: str) -> list[tuple[str, str]]:
     """Edits that take the first line with a text out."""
-    found = next(line for line in body_of(0, 24, 64).splitlines() if text in line)
-    return [(found, "")]
+    match_line = next(line for line in body_of(0, 24, 64).splitlines() if text in line)
+    return [(match_line, "")]
 
 
 def test_the_target_read_before_its_mbarrier_was_waited_for() -> None:

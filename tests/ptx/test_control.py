@@ -93,10 +93,10 @@ def test_early_returns_are_not_waited_for() -> None:
     text = text.replace("xor.b32 %r4, %r_tid, 32;", "sub.s32 %r4, 159, %r_tid;")
     y = np.full(9 * 128, -1, np.int32)
     assert not run_text(text, {"y": y}, threads=128, grid=(9, 1, 1), shared_bytes=512).findings
-    found = y.reshape(9, 128)
+    rows = y.reshape(9, 128)
     ends = np.arange(9) % 3 == 0
-    assert (found[ends] == -1).all() and (found[:, :32] == -1).all()
-    np.testing.assert_array_equal(found[~ends, 32:], (np.flatnonzero(~ends) * 128)[:, None] + np.arange(127, 31, -1))
+    assert (rows[ends] == -1).all() and (rows[:, :32] == -1).all()
+    np.testing.assert_array_equal(rows[~ends, 32:], (np.flatnonzero(~ends) * 128)[:, None] + np.arange(127, 31, -1))
 
 
 # Two pairs of warps, each with a barrier of its own; then a producer that arrives and does not wait.

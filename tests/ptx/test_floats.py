@@ -31,7 +31,7 @@ def rounded(exact: Fraction) -> np.float32:
     """The nearest number of single precision, by trying the two around it."""
     guess = np.float32(float(exact))
     around = [guess, np.nextafter(guess, np.float32(-np.inf)), np.nextafter(guess, np.float32(np.inf))]
-    finite = [each for each in around if np.isfinite(each)]
+    finite = [neighbour for neighbour in around if np.isfinite(neighbour)]
     return min(finite, key=lambda each: (abs(Fraction(float(each)) - exact), int(each.view(np.uint32)) & 1))
 
 
@@ -42,10 +42,10 @@ def test_fma_is_rounded_once(scale: float) -> None:
     a[:4], b[:4] = np.float32(1 + 2**-12), np.float32(1 + 2**-12) * np.float32(scale)
     a[:4] *= np.float32(scale)
     c[:4] = np.array([2**-53, -(2**-53), 2**-60, -(2**-60)]) * scale * scale
-    found = apply("fma.rn.f32", a, b, c, result=np.float32)
-    exact = ([Fraction(float(each)) for each in row] for row in zip(a, b, c, strict=True))
+    actual = apply("fma.rn.f32", a, b, c, result=np.float32)
+    exact = ([Fraction(float(number)) for number in row] for row in zip(a, b, c, strict=True))
     wanted = [rounded(x * y + z) for x, y, z in exact]
-    np.testing.assert_array_equal(found, np.array(wanted))
+    np.testing.assert_array_equal(actual, np.array(wanted))
 
 
 @pytest.mark.parametrize(
@@ -56,10 +56,10 @@ def test_rounded_arithmetic(opcode: str, function: np.ufunc) -> None:
     a, b = floats(3), floats(4)
     with np.errstate(all="ignore"):
         wanted = function(a, b)
-    found = apply(opcode, a, b, result=np.uint32)
+    actual = apply(opcode, a, b, result=np.uint32)
     is_nan = np.isnan(wanted)
-    np.testing.assert_array_equal(found[~is_nan], wanted.view(np.uint32)[~is_nan])
-    assert is_nan.any() and (found[is_nan] == NAN_BITS).all()
+    np.testing.assert_array_equal(actual[~is_nan], wanted.view(np.uint32)[~is_nan])
+    assert is_nan.any() and (actual[is_nan] == NAN_BITS).all()
 
 
 def test_subnormal_numbers_are_kept_or_flushed() -> None:
@@ -112,19 +112,19 @@ def test_halves_are_rounded_once(kind: str) -> None:
     """Sums, products and fused ones of 16 bits, singly and in pairs."""
     shape = (3, 512)
     bits = np.random.default_rng(6).integers(0, 2**16, shape, dtype=np.uint16)
-    a, b, c = (_numbers(each, kind) for each in bits)
+    a, b, c = (_numbers(bit, kind) for bit in bits)
     with np.errstate(invalid="ignore"):
         results = {"add": a + b, "mul": a * b, "fma": a * b + c}
     for opcode, exact in results.items():
         operands = [*bits[: 3 if opcode == "fma" else 2]]
         name = f"{opcode}.rn.{kind}"
-        found = apply(name, *operands, result=np.uint16)
+        actual = apply(name, *operands, result=np.uint16)
         usable = np.isfinite(exact) & (np.abs(exact) < 6e4) & (np.abs(exact) > 2**-14)
         wanted = np.array([_nearest_half(float(x), kind) for x in exact[usable]], np.uint16)
-        np.testing.assert_array_equal(found[usable], wanted)
-        words = [np.repeat(each.astype(np.uint32), 1) | each.astype(np.uint32) << 16 for each in operands]
+        np.testing.assert_array_equal(actual[usable], wanted)
+        words = [np.repeat(operand.astype(np.uint32), 1) | operand.astype(np.uint32) << 16 for operand in operands]
         pairs = apply(f"{name}x2", *words, result=np.uint32)
-        np.testing.assert_array_equal(pairs, found.astype(np.uint32) | found.astype(np.uint32) << 16)
+        np.testing.assert_array_equal(pairs, actual.astype(np.uint32) | actual.astype(np.uint32) << 16)
 
 
 def _numbers(bits: Array, kind: str) -> Array:
@@ -166,10 +166,10 @@ def test_conversions_to_16_and_8_bits() -> None:
 def test_conversions_that_leave_nothing_below_zero_keep_a_nan() -> None:
     x = np.array([-1.5, 2.5, np.nan, -np.inf], np.float32)
     for kind, wanted in (("f16", 0x4100), ("bf16", 0x4020)):
-        found = apply(f"cvt.rn.relu.{kind}.f32", x, result=np.uint16)
-        np.testing.assert_array_equal(found, [0, wanted, NAN_HALF, 0])
+        actual = apply(f"cvt.rn.relu.{kind}.f32", x, result=np.uint16)
+        np.testing.assert_array_equal(actual, [0, wanted, NAN_HALF, 0])
         pairs = apply(f"cvt.rn.relu.{kind}x2.f32", x, x, result=np.uint32)
-        np.testing.assert_array_equal(pairs, found.astype(np.uint32) << 16 | found)
+        np.testing.assert_array_equal(pairs, actual.astype(np.uint32) << 16 | actual)
 
 
 def test_conversions_to_whole_numbers() -> None:

@@ -75,8 +75,8 @@ def test_shifts_by_any_number(opcode: str, given: type) -> None:
     bits = 8 * np.dtype(given).itemsize
     pairs = [(int(x), min(int(s), bits)) for x, s in zip(a, n, strict=True)]
     moved = [x << s if opcode.startswith("shl") else x >> s for x, s in pairs]
-    found = apply(opcode, a, n, result=f"u{bits // 8}")
-    np.testing.assert_array_equal(found, np.array([x % 2**bits for x in moved], f"u{bits // 8}"))
+    actual = apply(opcode, a, n, result=f"u{bits // 8}")
+    np.testing.assert_array_equal(actual, np.array([x % 2**bits for x in moved], f"u{bits // 8}"))
 
 
 def test_fields_of_bits() -> None:
@@ -84,15 +84,15 @@ def test_fields_of_bits() -> None:
     fields = [(int(x), int(s), int(n)) for x, s, n in zip(a, start, length, strict=True)]
     unsigned = [x >> s & (1 << n) - 1 for x, s, n in fields]
     np.testing.assert_array_equal(apply("bfe.u32", a, start, length, result=np.uint32), np.array(unsigned, np.uint32))
-    signed = [_signed_field(*each) for each in fields]
+    signed = [_signed_field(*field) for field in fields]
     np.testing.assert_array_equal(apply("bfe.s32", a, start, length, result=np.uint32), np.array(signed, np.uint32))
     b = words(2, np.uint32)
     inserted = []
     for x, y, s, n in zip(a, b, start, length, strict=True):
         ones = (1 << int(n)) - 1 << int(s)
         inserted.append((int(x) << int(s) & ones | int(y) & ~ones) % 2**32)
-    found = apply("bfi.b32", a, b, start, length, result=np.uint32)
-    np.testing.assert_array_equal(found, np.array(inserted, np.uint32))
+    packed_fields = apply("bfi.b32", a, b, start, length, result=np.uint32)
+    np.testing.assert_array_equal(packed_fields, np.array(inserted, np.uint32))
 
 
 def _signed_field(x: int, start: int, length: int) -> int:
@@ -115,12 +115,12 @@ def test_counts_and_permutations() -> None:
 
 def _permuted(both: int, selector: int) -> int:
     """The bytes that a selector names, or their signs."""
-    found = 0
+    word = 0
     for place in range(4):
         choice = selector >> 4 * place & 15
         octet = both >> 8 * (choice & 7) & 255
-        found |= (255 * (octet >> 7) if choice & 8 else octet) << 8 * place
-    return found
+        word |= (255 * (octet >> 7) if choice & 8 else octet) << 8 * place
+    return word
 
 
 @pytest.mark.parametrize("table", [0xEA, 0x96, 0x1B])
@@ -153,8 +153,8 @@ def test_carries_go_from_one_product_to_the_next() -> None:
     x = np.random.default_rng(1).integers(0, 2**32, (32, 4), dtype=np.uint32)
     wanted = [int(a) * int(b) + int(c) for a, b, c, _ in x]
     assert not run_text(kernel_text(body, ["x"]), {"x": x}).findings
-    found = np.ascontiguousarray(x[:, :2]).view(np.uint64)[:, 0]
-    np.testing.assert_array_equal(found, np.array(wanted, np.uint64))
+    sums = np.ascontiguousarray(x[:, :2]).view(np.uint64)[:, 0]
+    np.testing.assert_array_equal(sums, np.array(wanted, np.uint64))
 
 
 ORDERINGS = [("lt", "1000"), ("ltu", "1001"), ("ne", "1010"), ("neu", "1011"), ("num", "1110"), ("nan", "0001")]
@@ -172,4 +172,4 @@ def test_comparisons_of_floats(name: str, wanted: str) -> None:
     """
     x = np.resize(np.array([[1, 2], [2, 2], [3, 2], [np.nan, 2]], np.float32), (32, 2))
     assert not run_text(kernel_text(body.replace("NAME", name), ["x"]), {"x": x}).findings
-    np.testing.assert_array_equal(x.view(np.int32)[:4], [[int(each), 1 - int(each)] for each in wanted])
+    np.testing.assert_array_equal(x.view(np.int32)[:4], [[int(flag), 1 - int(flag)] for flag in wanted])

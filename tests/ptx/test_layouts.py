@@ -87,10 +87,10 @@ def test_mma(shape: str, kind: str, sums: str) -> None:
     body += [f"mma.sync.aligned.{shape}.row.col.{sums}.{kind}.{kind}.{sums} {listed};"]
     body += [f"st.global.b32 [%d1+{4 * i}], {name};" for i, name in enumerate(names)]
     assert not run_text(kernel_text("\n".join(body), ["x"]), {"x": given}).findings
-    found, wanted = given[:, 3 * words :].view(dtype), a @ b + c
+    sums_out, wanted = given[:, 3 * words :].view(dtype), a @ b + c
     for lane in range(32):
         for i in range(4):
-            assert found[lane, i] == wanted[c_place(lane, i)], (lane, i)
+            assert sums_out[lane, i] == wanted[c_place(lane, i)], (lane, i)
 
 
 @pytest.mark.parametrize("is_transposed", [False, True])
@@ -185,7 +185,7 @@ def test_wgmma(kind: str, swizzle: int, ways: str, is_transposed: bool) -> None:
     fragments = [words_of(a[16 * w : 16 * w + 16], kind, 4, a_place) for w in range(4)]
     a_words = np.concatenate(fragments).astype(np.uint32)
     sums = [f"%r{20 + i}" for i in range(columns // 2)]
-    found = np.zeros((128, len(sums)), dtype)
+    stored = np.zeros((128, len(sums)), dtype)
     first = "%d5" if ways == "ss" else "{%r10, %r11, %r12, %r13}"
     turns = "" if dtype is np.int32 else ", 1, 1" if kind == "e4m3" else f", 1, 1, {int(is_transposed)}"
     turns += f", {int(is_transposed)}" if kind in ("bf16", "f16") and ways == "ss" else ""
@@ -224,10 +224,10 @@ def test_wgmma(kind: str, swizzle: int, ways: str, is_transposed: bool) -> None:
     """
     lines += "\n".join(f"st.global.b32 [%d7+{4 * i}], {name};" for i, name in enumerate(sums))
     text = kernel_text(lines, ["x", "a", "y"], threads=128)
-    report = run_text(text, {"x": shared, "a": a_words, "y": found}, threads=128, shared_bytes=shared.size)
+    report = run_text(text, {"x": shared, "a": a_words, "y": stored}, threads=128, shared_bytes=shared.size)
     assert not report.findings, report.findings
     wanted = 2 * (a @ b.T)
     for thread in range(128):
         for i in range(len(sums)):
             row, column = c_place(thread % 32, i)
-            assert found[thread, i] == wanted[16 * (thread // 32) + row, column], (thread, i)
+            assert stored[thread, i] == wanted[16 * (thread // 32) + row, column], (thread, i)

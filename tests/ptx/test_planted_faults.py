@@ -110,8 +110,8 @@ def test_a_write_without_a_barrier_behind_the_read() -> None:
 
 def test_two_writes_in_one_instruction() -> None:
     report = exchange(("st.shared.b32 [%r2], %r1;", "st.shared.b32 [%r_smem], %r1;\nst.shared.b32 [%r2], %r1;"))
-    found = [finding for finding in report.findings if "in the same instruction" in finding.detail]
-    assert len(found) == 1 and found[0].check is Check.RACE
+    races = [finding for finding in report.findings if "in the same instruction" in finding.detail]
+    assert len(races) == 1 and races[0].check is Check.RACE
 
 
 WITHIN_A_WARP = """
@@ -268,7 +268,7 @@ def test_a_wgmma_that_is_fenced_and_waited_for() -> None:
 
 def test_a_wgmma_without_its_wait() -> None:
     report = product(("wgmma.wait_group.sync.aligned 0;", ""))
-    assert [each.check for each in report.findings] == [Check.REGISTERS, Check.ASYNC_SOURCE]
+    assert [finding.check for finding in report.findings] == [Check.REGISTERS, Check.ASYNC_SOURCE]
 
 
 def test_a_wgmma_without_its_fence() -> None:
@@ -344,7 +344,7 @@ def test_a_store_before_the_wait_for_earlier_launches() -> None:
 
 
 def test_no_wait_at_all_for_earlier_launches() -> None:
-    details = [each.detail for each in dependent(("griddepcontrol.wait;", "")).findings]
+    details = [finding.detail for finding in dependent(("griddepcontrol.wait;", "")).findings]
     assert details[:2] == ["it loads from x", "it stores to y"] and details[2].startswith("it returns")
 
 
@@ -365,7 +365,7 @@ def test_a_finding_names_kernel_block_thread_ptx_line_and_source() -> None:
     report = run_text(kernel_text(body, ["x", "y"], threads=64), {"x": x, "y": y}, threads=64, shared_bytes=256)
     finding: Finding = the_finding(report, Check.BOUNDS)
     text = kernel_text(body, ["x", "y"], threads=64).splitlines()
-    line = 1 + next(i for i, each in enumerate(text) if "ld.global" in each)
+    line = 1 + next(i for i, line_text in enumerate(text) if "ld.global" in line_text)
     assert str(finding).endswith(
         f"; k, block (0, 0, 0), thread 0, PTX line {line} (ld.global.b32), library.py:40, called from kernel.py:12"
     )

@@ -105,9 +105,9 @@ def product(gpu: PtxDevice, dtype: torch.dtype, edits: Sequence[tuple[str, str]]
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_matrix_product(gpu: PtxDevice, dtype: torch.dtype) -> None:
-    report, found, wanted = product(gpu, dtype)
+    report, actual, wanted = product(gpu, dtype)
     assert not report.findings
-    error = float((found - wanted).norm() / wanted.norm())
+    error = float((actual - wanted).norm() / wanted.norm())
     assert error < (5e-4 if dtype is torch.float16 else 4e-3)
 
 
@@ -134,17 +134,17 @@ def attention(
 
 def test_flash_attention(gpu: PtxDevice) -> None:
     """Its tiles come by bulk tensor copies on an H100, and by cp.async on an A100."""
-    report, found, wanted = attention(gpu)
+    report, actual, wanted = attention(gpu)
     assert not report.findings, report.findings
-    assert float((found - wanted).norm() / wanted.norm()) < 1e-3
+    assert float((actual - wanted).norm() / wanted.norm()) < 1e-3
 
 
 @pytest.mark.slow
 def test_flash_attention_with_specialized_warps(gpu: PtxDevice) -> None:
     """One warpgroup copies, the others multiply: they wait for each other at mbarriers alone."""
-    report, found, wanted = attention(gpu, specialized=True)
+    report, actual, wanted = attention(gpu, specialized=True)
     assert not report.findings, report.findings
-    assert float((found - wanted).norm() / wanted.norm()) < 1e-3
+    assert float((actual - wanted).norm() / wanted.norm()) < 1e-3
 
 
 # ---- faults in compiled PTX ------------------------------------------------------------------------------------------
@@ -172,8 +172,8 @@ def test_waits_and_fences_taken_out_of_a_product_are_found(gpu: PtxDevice) -> No
 
 def test_an_index_moved_by_one_in_a_product_is_found(gpu: PtxDevice) -> None:
     report, *_ = product(gpu, torch.float16, [(r"(st\.global\.(?:v\d\.)?b\d+ \[ %rd\d+) \+ 0 \]", r"\1 + 208 ]")])
-    found = {finding.check for finding in report.findings}
-    assert found & {Check.BOUNDS, Check.OUTPUT}, report.findings
+    checks = {finding.check for finding in report.findings}
+    assert checks & {Check.BOUNDS, Check.OUTPUT}, report.findings
 
 
 def test_every_finding_names_the_line_of_the_kernel(gpu: PtxDevice) -> None:

@@ -310,9 +310,9 @@ def test_the_names_of_kernels_can_be_read(
 ) -> None:
     rates = Rates(bandwidth, KINDS, 2e-7, measured=True)
     with opened(browser, report_page(contents, rates), tmp_path / "names.html") as page:
-        found = page.evaluate(COVERED)
+        overlaps = page.evaluate(COVERED)
         crossings = page.evaluate(CROSSINGS.replace('".roof-label"', '".point-label"'))
-    assert found["names"] >= 3 and found["covered"] == 0 and not any(crossings)
+    assert overlaps["names"] >= 3 and overlaps["covered"] == 0 and not any(crossings)
 
 
 EXPRESSIONS = (

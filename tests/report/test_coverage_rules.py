@@ -24,8 +24,8 @@ def rules_about(record: OpRecord) -> set[str]:
 
 
 def rule(what: str) -> CoverageRule:
-    (found,) = (each for each in RULES if f"{each.what} {each.verb}" == what)
-    return found
+    (named,) = (candidate for candidate in RULES if f"{candidate.what} {candidate.verb}" == what)
+    return named
 
 
 @pytest.mark.parametrize("record", COUNTED.values(), ids=lambda record: record.name)

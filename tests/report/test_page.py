@@ -58,8 +58,8 @@ def test_a_kernel_shows_its_budget_where_the_machine_code_was_read(contents: Eng
     name = contents.program.launches[0].kernel
     classes = data_of(report_page(contents, budgets={name: {"sm_90": (row,)}}))["kernels"]["classes"]
     expected = {"figure": "barriers", "value": 2.0, "bound": "≤ 0", "is_met": False, "reason": row.reason}
-    for each in classes:
-        assert each.get("budgets") == ({"sm_90": [expected]} if each["kernel"] == name else None)
+    for entry in classes:
+        assert entry.get("budgets") == ({"sm_90": [expected]} if entry["kernel"] == name else None)
 
 
 def test_strings_of_a_model_stay_strings(contents: EngineContents) -> None:
@@ -97,8 +97,8 @@ def test_graphs_passes_and_launches_are_all_there(contents: EngineContents) -> N
 def test_a_loop_has_its_own_code(tmp_path: Path) -> None:
     build(DRAFT, tmp_path / "loops.llmc", max_model_len=64, disable_passes=("fuse_gated_activation",))
     kernels = data_of(report_page(contents_of(tmp_path / "loops.llmc")))["kernels"]
-    loops = [each for each in kernels["classes"] if each["kernel"].startswith("loop")]
-    assert loops and all("for (" in each["text"] for each in loops)
+    loops = [kernel for kernel in kernels["classes"] if kernel["kernel"].startswith("loop")]
+    assert loops and all("for (" in loop["text"] for loop in loops)
 
 
 def test_a_reference_engine_has_a_page_too(tmp_path: Path) -> None:

@@ -36,30 +36,38 @@ def explanation() -> Explanation:
 
 def test_each_kind_of_weight_is_one_row_with_its_part(explanation: Explanation) -> None:
     assert explanation.ranks is not None
-    found = {each.name: each for each in explanation.ranks.placements.weights}
-    keys = found["model.layers.*.self_attn.k_proj.weight"]
+    by_name = {weight.name: weight for weight in explanation.ranks.placements.weights}
+    keys = by_name["model.layers.*.self_attn.k_proj.weight"]
     assert (keys.count, keys.shape, keys.axis, keys.parts, keys.nbytes) == (6, (128, 256), 0, (64,) * 4, 64 * 256 * 2)
     assert "2 ranks keep the same" in keys.why
-    down = found["model.layers.*.mlp.down_proj.weight"]
+    down = by_name["model.layers.*.mlp.down_proj.weight"]
     assert (down.axis, down.parts) == (1, (192,) * 4) and "all_reduce adds up" in down.why
-    norm = found["model.norm.weight"]
+    norm = by_name["model.norm.weight"]
     assert norm.axis is None and "all ranks have" in norm.why
-    both = found["model.embed_tokens.weight"]
+    both = by_name["model.embed_tokens.weight"]
     assert both.length == 4096 // 4 + 1 and "look up zeros" in both.why and "all_gather joins them" in both.why
 
 
 def test_more_ranks_than_heads() -> None:
     options = parse_options({"tensor_parallel_size": 8})
-    found = explain_model(capture(MODEL, options, may_lack_weights=True), default(), options)
-    assert found.ranks is None and found.error is not None
-    assert "4 of the ranks would get none" in found.error.problem
-    assert found.error.fix == "the maximum is tensor_parallel_size=4"
+    explained = explain_model(capture(MODEL, options, may_lack_weights=True), default(), options)
+    assert explained.ranks is None and explained.error is not None
+    assert "4 of the ranks would get none" in explained.error.problem
+    assert explained.error.fix == "the maximum is tensor_parallel_size=4"
 
 
 def test_collectives_say_what_they_bring_together(explanation: Explanation) -> None:
     assert explanation.ranks is not None
-    found = [(each.op, each.count, each.token_bytes) for each in explanation.ranks.placements.collectives]
-    assert found == [("all_reduce", 1, 512), ("all_reduce", 6, 512), ("all_reduce", 6, 512), ("all_gather", 1, 16384)]
+    collectives = [
+        (collective.op, collective.count, collective.token_bytes)
+        for collective in explanation.ranks.placements.collectives
+    ]
+    assert collectives == [
+        ("all_reduce", 1, 512),
+        ("all_reduce", 6, 512),
+        ("all_reduce", 6, 512),
+        ("all_gather", 1, 16384),
+    ]
     assert explanation.ranks.stages[0].memory.kv_token == 6 * 64 * 2 * 2
 
 
@@ -70,8 +78,8 @@ def test_it_is_said_in_lines_and_as_json(explanation: Explanation) -> None:
     assert "16384 bytes per token; on CPUs 32 where only tokens are needed" in text
     assert "30 of 43 weights are split alike" in text
     data = json.loads(json.dumps(explanation.to_json()))["ranks"]
-    assert data["ranks"] == 4 and [each["memory"]["kv_token"] for each in data["stages"]] == [1536]
-    beside = {each["name"].split(".")[-2]: each["beside"] for each in data["weights"]}
+    assert data["ranks"] == 4 and [stage["memory"]["kv_token"] for stage in data["stages"]] == [1536]
+    beside = {weight["name"].split(".")[-2]: weight["beside"] for weight in data["weights"]}
     assert beside["q_proj"] == "same" and beside["embed_tokens"] == "not in its plan: every rank has it whole"
     assert beside["k_proj"] == "it cuts rows, evenly, through what has to stay together, such as a head"
 
@@ -86,7 +94,7 @@ def test_the_report_says_the_same(explanation: Explanation, draft_engine: Path) 
     data = json.loads(page.partition('<script id="data" type="application/json">')[2].partition("</script>")[0])
     said, shown = explanation.ranks.to_json(), data["ranks"]
     assert {**shown, "stages": None} == {**json.loads(json.dumps(said)), "stages": None}
-    assert [(each["first"], each["last"]) for each in shown["stages"]] == [(0, 3)]
+    assert [(stage["first"], stage["last"]) for stage in shown["stages"]] == [(0, 3)]
     assert shown["agreement"] == [43, 30]
     assert "Compared with Hugging Face's plan" in script()
 
@@ -99,13 +107,13 @@ def test_one_rank_has_no_placements() -> None:
 @pytest.mark.parametrize("tensor", quick_sample([1, 2], [2]))
 def test_stages_say_their_ranks_memory_and_what_they_hand_over(tensor: int) -> None:
     options = parse_options({"tensor_parallel_size": tensor, "pipeline_parallel_size": 2})
-    found = explain_model(capture(MODEL, options, may_lack_weights=True), default(), options)
-    assert found.ranks is not None
-    first, last = found.ranks.stages
+    explained = explain_model(capture(MODEL, options, may_lack_weights=True), default(), options)
+    assert explained.ranks is not None
+    first, last = explained.ranks.stages
     assert (first.first, first.last, last.first, last.last) == (0, tensor - 1, tensor, 2 * tensor - 1)
     assert first.memory.kv_token + last.memory.kv_token == 6 * 2 * (2 // tensor) * 64 * 2
     assert (first.token_bytes, last.token_bytes) == (256 * 4, 0)
-    text = "\n".join(line.text for line in overview_lines("bard", found))
+    text = "\n".join(line.text for line in overview_lines("bard", explained))
     ranks = "rank 0" if tensor == 1 else "ranks 0–1"
     assert f"on {2 * tensor} ranks in 2 stages" in text and f"stage 0, {ranks}: memory per rank: weights 0.0" in text
     assert "hands over 1024 bytes per token" in text and ("split alike" in text) is (tensor > 1)
@@ -116,11 +124,11 @@ def test_experts_say_whether_they_or_their_channels_are_divided(tmp_path: Path) 
     captured = capture(saved(tiny_architecture("gpt_oss"), tmp_path), parse_options({}))
     for divided, part in ((True, "of the experts"), (False, "channels of each expert's result")):
         options = parse_options({"tensor_parallel_size": 2, "enable_expert_parallel": divided})
-        found = explain_model(captured, default(), options).ranks
-        assert found is not None
-        (router,) = (each for each in found.placements.weights if each.name.endswith("router.weight"))
+        ranks = explain_model(captured, default(), options).ranks
+        assert ranks is not None
+        (router,) = (weight for weight in ranks.placements.weights if weight.name.endswith("router.weight"))
         assert router.axis is None and router.why.startswith("exchanging parts between ranks would take longer")
-        of = {each.name: each for each in found.placements.weights if "experts" in each.name}
+        of = {weight.name: weight for weight in ranks.placements.weights if "experts" in weight.name}
         gate = of["model.layers.*.mlp.experts.gate_up_proj"]
         assert (gate.shape, gate.parts, gate.why) == ((896, 64), (448, 448), f"rows: each rank has some {part}")
         bias = of["model.layers.*.mlp.experts.down_proj_bias"]

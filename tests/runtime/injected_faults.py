@@ -71,7 +71,7 @@ class Injector:
         """A request begins."""
         if request.prompt_token_ids == self.victim:
             self._origins.append(job.first.origin)
-            self._samplers += [each.sampler for each in job.sequences if hasattr(each, "sampler")]
+            self._samplers += [sequence.sampler for sequence in job.sequences if hasattr(sequence, "sampler")]
 
     def crossed(self, real: Callable[..., Any], work: Callable[..., Any], given: tuple[Any, ...]) -> Any:
         """`attempt`, with a fault where one is due."""
@@ -93,20 +93,20 @@ class Injector:
         pending = [getattr(work, "__self__", None), *given, *_closed_over(work)]
         seen: list[object] = []
         while pending:
-            each = pending.pop()
-            if each is None or any(each is other for other in seen):
+            value = pending.pop()
+            if value is None or any(value is other for other in seen):
                 continue
-            seen.append(each)
-            if isinstance(each, Request):
-                if any(each.origin is origin for origin in self._origins):
+            seen.append(value)
+            if isinstance(value, Request):
+                if any(value.origin is origin for origin in self._origins):
                     return True
-            elif isinstance(each, Sampler):
-                if any(each is sampler for sampler in self._samplers):
+            elif isinstance(value, Sampler):
+                if any(value is sampler for sampler in self._samplers):
                     return True
-            elif isinstance(each, list | tuple):
-                pending += each if len(each) < 64 else ()
+            elif isinstance(value, list | tuple):
+                pending += value if len(value) < 64 else ()
             else:
-                pending += [getattr(each, name, None) for name in _OWNERS]
+                pending += [getattr(value, name, None) for name in _OWNERS]
         return False
 
 
@@ -133,7 +133,7 @@ def injecting(injector: Injector, monkeypatch: pytest.MonkeyPatch) -> Iterator[I
 
 def sites() -> set[str]:
     """Every place in the runtime that calls across the boundary, by its source."""
-    found = set()
+    places = set()
     for path in sorted((ROOT / "runtime").rglob("*.py")):
         if path == Path(boundary.__file__):
             continue
@@ -143,8 +143,8 @@ def sites() -> set[str]:
                 and isinstance(node.func, ast.Name)
                 and node.func.id in ("attempt", "attempts")
             ):
-                found.add(f"{path.relative_to(ROOT)}:{node.lineno}")
-    return found
+                places.add(f"{path.relative_to(ROOT)}:{node.lineno}")
+    return places
 
 
 def _site() -> str:

@@ -160,8 +160,8 @@ class Checksums:
 
     def tokens(self, samplers: Sequence[Sampler], rows: Sequence[int]) -> list[int | RequestError]:
         assert len(samplers) == len(rows) and list(rows) == sorted(rows)
-        found = [float(self.rows[row, 0]) for row in rows]
-        return [no_logits() if math.isnan(token) else int(token) for token in found]
+        tokens = [float(self.rows[row, 0]) for row in rows]
+        return [no_logits() if math.isnan(token) else int(token) for token in tokens]
 
     def guesses(self, first: int, count: int) -> list[int]:
         return [int(token) for token in self.rows[first : first + count, 0]]
@@ -412,7 +412,7 @@ class Run:
         assert step.query_starts.tolist() == [0, *ends]
         assert step.context_lens.tolist() == [chunk.start + chunk.tokens for chunk in chunks]
         rows = [range(end - chunk.logit_rows, end) for chunk, end in zip(chunks, ends, strict=True)]
-        assert step.logit_rows.tolist() == [row for each in rows for row in each]
+        assert step.logit_rows.tolist() == [row for of_request in rows for row in of_request]
         for table, chunk in zip(step.block_tables.tolist(), chunks, strict=True):
             used = -(-(chunk.start + chunk.tokens) // size)
             assert table[:used] == chunk.request.standing.blocks[:used]
@@ -464,15 +464,15 @@ class AwaitedReads(Tier):
         super().__init__(HostBlocks(), max_bytes, block_bytes, writer=AtOnce(), reader=reading)
 
     def fetch(self, keys: Sequence[BlockKey]) -> Fetch:
-        found, reading = super().fetch(keys), self._reading
+        fetch, reading = super().fetch(keys), self._reading
 
         class Awaited(Fetch):
             def wait(self, seconds: float) -> bool:
                 reading.go_on()
                 return self.is_done
 
-        found.__class__ = Awaited
-        return found
+        fetch.__class__ = Awaited
+        return fetch
 
 
 class CellCaches:
@@ -482,8 +482,8 @@ class CellCaches:
         self._cells = cells
 
     def read_blocks(self, blocks: Sequence[int], group: int = 0) -> Callable[[], Bytes]:
-        found = self._cells[group][list(blocks)].view(np.uint8)
-        return lambda: found
+        rows = self._cells[group][list(blocks)].view(np.uint8)
+        return lambda: rows
 
     def write_blocks(self, blocks: Sequence[int], contents: Sequence[Bytes], group: int = 0) -> None:
         for block, content in zip(blocks, contents, strict=True):
@@ -512,8 +512,8 @@ class LateReads(Executor):
     def go_on(self) -> None:
         """Run all."""
         waiting, self._waiting = self._waiting, []
-        for each in waiting:
-            each()
+        for work in waiting:
+            work()
 
 
 def _held(policy: CachePolicy, chunk: Chunk) -> list[int]:

@@ -80,7 +80,7 @@ def test_an_abort_at_any_step_has_freed_everything_by_the_next(path: Path, param
 
     async def held_after(moment: int) -> tuple[int, list[str]]:
         """Blocks that nobody in flight accounts for, and who is in flight, when the step after that one begins."""
-        found: list[tuple[int, list[str]]] = []
+        held_at: list[tuple[int, list[str]]] = []
         loaded = load(path)
         async with serving(loaded) as engine:
 
@@ -90,11 +90,11 @@ def test_an_abort_at_any_step_has_freed_everything_by_the_next(path: Path, param
                 elif number == moment + 1:
                     views = engine.requests()
                     held = loaded.loop.pool.used - sum(view.blocks for view in views)
-                    found.append((held, [view.request_id for view in views]))
+                    held_at.append((held, [view.request_id for view in views]))
 
             loaded.loop.executor = WatchedExecutor(loaded.loop.executor, watch)
             await asyncio.gather(listen(engine, asked), listen(engine, other))
-        return found[0]
+        return held_at[0]
 
     async def run() -> None:
         for moment in (1, 2, 3, 6, 11):

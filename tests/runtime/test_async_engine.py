@@ -71,21 +71,21 @@ def test_streams_say_what_a_solo_run_says(path: Path, solo: Engine) -> None:
 
     async def run() -> list[Heard]:
         async with serving(load(path)) as engine:
-            heard = await asyncio.gather(*(listen(engine, each) for each in asked))
+            heard = await asyncio.gather(*(listen(engine, asking) for asking in asked))
             stats = engine.stats()
             assert stats.finished == {"length": len(asked)}
             assert stats.generation_tokens == sum(o.last.usage.completion_tokens for o in heard)
             assert stats.recent_steps and stats.steps == len(stats.recent_steps)
             return heard
 
-    for each, heard in zip(asked, asyncio.run(run()), strict=True):
-        (wanted,) = solo.generate([each.prompt_token_ids], each.params)
-        assert agrees(heard, wanted), each
-        assert heard.last.usage.prompt_tokens == len(each.prompt_token_ids)
+    for question, heard in zip(asked, asyncio.run(run()), strict=True):
+        (wanted,) = solo.generate([question.prompt_token_ids], question.params)
+        assert agrees(heard, wanted), question
+        assert heard.last.usage.prompt_tokens == len(question.prompt_token_ids)
         assert heard.last.usage.completion_tokens == sum(len(c.token_ids) for c in wanted.choices)
         for index, choice in enumerate(wanted.choices):
-            found = [(each.token_id, each.rank) for each in heard.logprobs(index)]
-            assert found == [(each.token_id, each.rank) for each in choice.logprobs or ()]
+            logprobs = [(logprob.token_id, logprob.rank) for logprob in heard.logprobs(index)]
+            assert logprobs == [(logprob.token_id, logprob.rank) for logprob in choice.logprobs or ()]
         with_prompt = [o.prompt_logprobs for o in heard.outputs if o.prompt_logprobs is not None]
         assert len(with_prompt) == (wanted.prompt_logprobs is not None)
         times = heard.last.times
@@ -143,11 +143,11 @@ def test_broken_logits_fail_their_request_only(tmp_path: Path) -> None:
                 request(f"bad {i}", (1,) * 12 + (13,), SamplingParams(max_tokens=9, n=i, temperature=1.0))
                 for i in (1, 2)
             ]
-            results = await asyncio.gather(*(listen(engine, each) for each in good + bad), return_exceptions=True)
-            assert all(isinstance(each, ModelFailureError) for each in results[len(good) :])
-            for each, heard in zip(good, results, strict=False):
+            results = await asyncio.gather(*(listen(engine, asking) for asking in good + bad), return_exceptions=True)
+            assert all(isinstance(result, ModelFailureError) for result in results[len(good) :])
+            for question, heard in zip(good, results, strict=False):
                 assert isinstance(heard, Heard)
-                assert list(heard.tokens()) == model.greedy(list(each.prompt_token_ids), 9)
+                assert list(heard.tokens()) == model.greedy(list(question.prompt_token_ids), 9)
             assert engine.stats().finished == {"length": len(good), "error": 2}
 
     asyncio.run(run())

@@ -78,9 +78,9 @@ def test_preemption_does_not_change_the_tokens(path: Path) -> None:
 
 
 def test_logits_of_one_and_of_several(engine: Engine) -> None:
-    one = engine.logits(PROMPTS[2])
-    assert one.dtype == np.float32 and one.shape == (11, VOCAB)
-    np.testing.assert_allclose(one, MODEL.logits(PROMPTS[2]), atol=1e-4)
+    single = engine.logits(PROMPTS[2])
+    assert single.dtype == np.float32 and single.shape == (11, VOCAB)
+    np.testing.assert_allclose(single, MODEL.logits(PROMPTS[2]), atol=1e-4)
     several = engine.logits(PROMPTS)
     assert isinstance(several, list)
     for prompt, rows in zip(PROMPTS, several, strict=True):
@@ -118,10 +118,10 @@ def test_generation_ends_at_stop_tokens_and_limits(tmp_path: Path, engine: Engin
 
 def test_text_in_text_out(speaking: Engine) -> None:
     params = SamplingParams(max_tokens=15)
-    one, other = speaking.generate(["Once upon a time", "The king"], params)
-    assert one == speaking.generate("Once upon a time", params)[0]
-    assert one == speaking.generate(speaking.tokenize("Once upon a time"), params)[0]
-    assert one.text == speaking.detokenize(one.token_ids) and len(one.text) > 15
+    first, other = speaking.generate(["Once upon a time", "The king"], params)
+    assert first == speaking.generate("Once upon a time", params)[0]
+    assert first == speaking.generate(speaking.tokenize("Once upon a time"), params)[0]
+    assert first.text == speaking.detokenize(first.token_ids) and len(first.text) > 15
     pieces = list(speaking.stream("The king", params))
     assert "".join(p.text for p in pieces) == other.text
     assert [p.finish_reason for p in pieces] == [None] * (len(pieces) - 1) + ["length"]

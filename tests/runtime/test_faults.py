@@ -106,7 +106,7 @@ class Clients:
         return self._runner.run(self._all(asked))
 
     async def _all(self, asked: Mapping[tuple[int, ...], SamplingParams]) -> Answers:
-        heard = await asyncio.gather(*(self._one(*each) for each in asked.items()), return_exceptions=True)
+        heard = await asyncio.gather(*(self._one(*question) for question in asked.items()), return_exceptions=True)
         assert self._engine.is_healthy() and not self._engine.requests()
         return dict(zip(asked, heard, strict=True))
 
@@ -160,7 +160,7 @@ def inject(
 ) -> set[str]:
     """Let everything that is done for the victims fail. Returns the sites where it was done."""
     alone = {prompt: driver.ask({prompt: params})[prompt] for prompt, params in NEIGHBOURS.items()}
-    errors = [each for each in alone.values() if isinstance(each, BaseException)]
+    errors = [outcome for outcome in alone.values() if isinstance(outcome, BaseException)]
     assert not errors, errors
     speculation = engine.loop.speculation
     # What is drawn at random depends on drafts, and so on load, where these are judged.
@@ -168,7 +168,7 @@ def inject(
 
     def are_unharmed(answers: Answers) -> bool:
         if is_judged:
-            return not any(isinstance(each, BaseException) for each in answers.values())
+            return not any(isinstance(answer, BaseException) for answer in answers.values())
         return answers == alone
 
     tried: dict[str, None] = {}
@@ -200,8 +200,8 @@ def inject(
 
 @pytest.fixture
 def injector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Injector]:
-    with injecting(Injector(VICTIM), monkeypatch) as found:
-        yield found
+    with injecting(Injector(VICTIM), monkeypatch) as active:
+        yield active
 
 
 @pytest.mark.usefixtures("open_gate")
@@ -312,7 +312,7 @@ def test_nothing_is_done_for_a_request_outside_of_the_boundary(
         threading.setprofile(None)
     asking.close()
     assert watched[Sampler.accept.__code__] and watched[Generation.accept.__code__]
-    names = {each.partition(": ")[2].partition(".<locals>")[0] for each in outside}
+    names = {site.partition(": ")[2].partition(".<locals>")[0] for site in outside}
     assert names <= {"choose", "choose_largest", "_checked"}, sorted(outside)
 
 
@@ -370,10 +370,12 @@ def test_a_sampler_that_raises_leaves_the_others_their_tokens() -> None:
     wanted, broken = choose(samplers(), rows), samplers()
     broken[1].accept = boom  # type: ignore[method-assign]
     for draw in (None, lambda scores, choices: scores.argmax(1).astype(np.int32)):
-        found = choose(broken, rows, draw)
-        assert isinstance(found[1], RequestFaultError) and isinstance(found[0], int) and isinstance(found[2], int)
+        outcomes = choose(broken, rows, draw)
+        assert (
+            isinstance(outcomes[1], RequestFaultError) and isinstance(outcomes[0], int) and isinstance(outcomes[2], int)
+        )
         if draw is None:
-            assert [found[0], found[2]] == [wanted[0], wanted[2]]
+            assert [outcomes[0], outcomes[2]] == [wanted[0], wanted[2]]
         broken = samplers()
         broken[1].scores = boom  # type: ignore[method-assign]
 

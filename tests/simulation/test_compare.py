@@ -49,9 +49,9 @@ def comparison(program_of: ProgramOf) -> Comparison:
 
 
 def test_all_ranks_are_used() -> None:
-    found = divisions(8)
-    assert len(found) == 10 and len(set(found)) == 10
-    assert all(each.layout.ranks * each.replicas == 8 for each in found)
+    ways = divisions(8)
+    assert len(ways) == 10 and len(set(ways)) == 10
+    assert all(way.layout.ranks * way.replicas == 8 for way in ways)
     assert division_of(RankLayout(2, 2), 8) == Division(RankLayout(2, 2), 2)
     with pytest.raises(OptionError, match="8 ranks cannot be divided into replicas of 3"):
         division_of(RankLayout(3), 8)
@@ -69,11 +69,11 @@ def test_what_cannot_be_built_is_predicted_and_not_the_best(comparison: Comparis
 
 
 def test_every_request_is_served_in_every_division(comparison: Comparison) -> None:
-    assert [str(each.division) for each in comparison.served] == [str(each) for each in divisions(4)]
-    for each in comparison.served:
-        assert each.summary.completed == 30 and each.summary.output_tokens == 240
-        assert each.percentile("ttft", 0.5) <= each.percentile("ttft", 0.99)
-        assert 0 < each.kv_used <= each.kv_tokens
+    assert [str(served.division) for served in comparison.served] == [str(division) for division in divisions(4)]
+    for outcome in comparison.served:
+        assert outcome.summary.completed == 30 and outcome.summary.output_tokens == 240
+        assert outcome.percentile("ttft", 0.5) <= outcome.percentile("ttft", 0.99)
+        assert 0 < outcome.kv_used <= outcome.kv_tokens
 
 
 def test_a_plot_has_a_line_from_the_median_to_the_99th_percentile(
@@ -84,10 +84,12 @@ def test_a_plot_has_a_line_from_the_median_to_the_99th_percentile(
     plot_comparison(comparison, tmp_path / "plot.png", "four ranks")
     throughputs, latencies = drawn[0].axes
     lengths = [bar.get_width() for bar in throughputs.patches if isinstance(bar, Rectangle)]
-    assert lengths == [each.summary.output_throughput for each in comparison.served]
+    assert lengths == [outcome.summary.output_throughput for outcome in comparison.served]
     for lines, name in zip(latencies.collections[::2], ("ttft", "tpot"), strict=True):
         ends = [np.sort(np.asarray(line.vertices)[:, 0]).tolist() for line in lines.get_paths()]
-        assert ends == [[each.percentile(name, 0.5), each.percentile(name, 0.99)] for each in comparison.served]
+        assert ends == [
+            [outcome.percentile(name, 0.5), outcome.percentile(name, 0.99)] for outcome in comparison.served
+        ]
 
 
 def test_it_is_the_same_every_time(program_of: ProgramOf, comparison: Comparison) -> None:
@@ -96,17 +98,19 @@ def test_it_is_the_same_every_time(program_of: ProgramOf, comparison: Comparison
 
 def test_the_best_has_the_most_tokens_or_the_most_good_requests(comparison: Comparison, program_of: ProgramOf) -> None:
     best = best_or_refuse(comparison, MACHINE)
-    assert best.summary.output_throughput >= 0.98 * max(each.summary.output_throughput for each in comparison.served)
+    assert best.summary.output_throughput >= 0.98 * max(
+        outcome.summary.output_throughput for outcome in comparison.served
+    )
     strict = compare(divisions(4), program_of, MACHINE, LOAD, {"ttft": 1e-6})
-    assert all(each.summary.goodput == 0 for each in strict.served)
+    assert all(outcome.summary.goodput == 0 for outcome in strict.served)
 
 
 def test_weights_and_caches_are_divided(program_of: ProgramOf) -> None:
     def memory(layout: RankLayout) -> tuple[int, int]:
         program = program_of(layout)
-        found = rank_memory(program, stages_of(program), H100.memory_bytes)
-        assert len(found) == layout.pipeline
-        return sum(each.weights for each in found), sum(sum(each.kv_groups) for each in found)
+        memories = rank_memory(program, stages_of(program), H100.memory_bytes)
+        assert len(memories) == layout.pipeline
+        return sum(part.weights for part in memories), sum(sum(part.kv_groups) for part in memories)
 
     weights, kv_token = memory(RankLayout())
     for layout in (RankLayout(2, 1), RankLayout(1, 2), RankLayout(2, 2)):
@@ -119,8 +123,8 @@ def test_weights_and_caches_are_divided(program_of: ProgramOf) -> None:
 
 def test_what_does_not_fit_says_what_it_needs(program_of: ProgramOf) -> None:
     small = replace(MACHINE, memory=1_100_000_000)
-    found = compare((Division(RankLayout(), 1),), program_of, small, LOAD, {})
-    assert isinstance(found.outcomes[0], Served)
+    compared = compare((Division(RankLayout(), 1),), program_of, small, LOAD, {})
+    assert isinstance(compared.outcomes[0], Served)
     tiny = replace(MACHINE, memory=1_076_000_000)
     (refused,) = compare((Division(RankLayout(), 1),), program_of, tiny, LOAD, {}).outcomes
     assert isinstance(refused, Refused) and "GB per rank of 1.076: weights 0.0" in refused.reason
@@ -135,12 +139,12 @@ def test_what_fits_is_named_where_nothing_that_was_asked_for_does(program_of: Pr
     program = program_of(RankLayout(2))
     (needed,) = rank_memory(program, stages_of(program), H100.memory_bytes)
     two = replace(MACHINE, memory=needed.fixed + needed.cache(program, 128 // 16))
-    found = compare((Division(RankLayout(), 1),), program_of, two, LOAD, {})
-    (refused,) = found.outcomes
+    compared = compare((Division(RankLayout(), 1),), program_of, two, LOAD, {})
+    (refused,) = compared.outcomes
     assert isinstance(refused, Refused) and refused.reason.endswith("; no tokens would fit")
-    assert found.enough == 2
+    assert compared.enough == 2
     with pytest.raises(OptionError) as caught:
-        best_or_refuse(found, two)
+        best_or_refuse(compared, two)
     assert "use 2 tensor ranks, which have enough memory," in str(caught.value.fix)
     assert isinstance(compare((Division(RankLayout(2), 1),), program_of, two, LOAD, {}).outcomes[0], Served)
     (alone,) = rank_memory(program_of(RankLayout()), stages_of(program_of(RankLayout())), H100.memory_bytes)
@@ -151,15 +155,15 @@ def test_what_fits_is_named_where_nothing_that_was_asked_for_does(program_of: Pr
 
 def test_layers_with_windows_hold_no_more_than_those(program_of: ProgramOf) -> None:
     """What a sequence takes, and the requests that wait for its windows."""
-    plain, one = program_of(RankLayout()), Division(RankLayout(), 1)
+    plain, single = program_of(RankLayout()), Division(RankLayout(), 1)
     caches = tuple(replace(cache, group=int(layer > 0)) for layer, cache in enumerate(plain.caches))
     limits = replace(plain.limits, max_batch_tokens=16, max_model_len=512)
     program = replace(plain, limits=limits, caches=caches, policies=(Nearest(8),))
     (memory,) = rank_memory(program, stages_of(program), H100.memory_bytes)
     blocks = program.limits.blocks_for(program.limits.max_model_len)
     machine = replace(MACHINE, memory=memory.fixed + memory.cache(program, blocks))
-    assert isinstance(serve(replace(plain, limits=limits), one, machine, LOAD, {}), Refused)
-    served = serve(program, one, machine, LOAD, {})
+    assert isinstance(serve(replace(plain, limits=limits), single, machine, LOAD, {}), Refused)
+    served = serve(program, single, machine, LOAD, {})
     assert isinstance(served, Served) and served.kv_tokens == 512
     few = replace(memory, has=machine.memory - 1)
     assert "tokens would fit" in str(few.shortage(program, blocks))

@@ -44,24 +44,24 @@ def refusing(rent: Rent, below: int) -> Rent:
 
 
 def test_ranks_are_doubled_until_they_serve(rent: Rent) -> None:
-    found = smallest_fleet("h100", refusing(rent, 3), 8, 2.5)
-    assert isinstance(found, Fleet) and found.ranks == 4 and found.price_an_hour == 10.0
-    throughput = found.served.summary.output_throughput
-    assert found.price_of_a_million == pytest.approx(10.0 / 3600 / throughput * 1e6)
+    fleet = smallest_fleet("h100", refusing(rent, 3), 8, 2.5)
+    assert isinstance(fleet, Fleet) and fleet.ranks == 4 and fleet.price_an_hour == 10.0
+    throughput = fleet.served.summary.output_throughput
+    assert fleet.price_of_a_million == pytest.approx(10.0 / 3600 / throughput * 1e6)
     assert smallest_fleet("h100", refusing(rent, 9), 8, None) == NoFleet("h100", 8, "needs 142 GB a rank of 80")
 
 
 def test_goals_count(rent: Rent) -> None:
     """Of one rank none of the requests meets them, of two all."""
-    one = rent(1)
-    (served,) = one.served
+    single = rent(1)
+    (served,) = single.served
 
     def with_goals(ranks: int) -> Comparison:
-        good = one.best.summary.request_throughput if one.best is not None and ranks > 1 else 0.0
+        good = single.best.summary.request_throughput if single.best is not None and ranks > 1 else 0.0
         return Comparison((replace(served, summary=replace(served.summary, goodput=good)),), {"ttft": 1.0})
 
-    found = smallest_fleet("h100", with_goals, 8, None)
-    assert isinstance(found, Fleet) and found.ranks == 2
+    fleet = smallest_fleet("h100", with_goals, 8, None)
+    assert isinstance(fleet, Fleet) and fleet.ranks == 2
     missing = smallest_fleet("h100", with_goals, 1, None)
     assert isinstance(missing, NoFleet) and missing.reason == "0% of the requests meet the goals"
 
@@ -73,7 +73,7 @@ def test_the_smallest_comes_first_then_the_cheapest(rent: Rent) -> None:
         Fleet(name, ranks, served.served, price)
         for name, ranks, price in (("a", 2, 1.0), ("b", 1, None), ("c", 1, 3.0))
     ]
-    assert [each.target for each in by_size(fleets)] == ["c", "b", "a"]
+    assert [fleet.target for fleet in by_size(fleets)] == ["c", "b", "a"]
 
 
 @pytest.mark.parametrize(
@@ -91,8 +91,8 @@ def test_simulate_puts_targets_beside_each_other(tmp_path: Path, monkeypatch: py
     outcome = llmc(*asked, "--price", "a100=1.5", "--json", file)
     assert outcome.code == 0, outcome.err
     assert "price an hour" in outcome.out and outcome.out.index("a100") < outcome.out.index("h100")
-    found = json.loads(file.read_text())["fleets"]
-    assert [(each["target"], each["ranks"]) for each in found] == [("a100", 1), ("h100", 1)]
-    assert found[0]["price_an_hour"] == 1.5 and found[1]["price_an_hour"] is None
+    ranked = json.loads(file.read_text())["fleets"]
+    assert [(fleet["target"], fleet["ranks"]) for fleet in ranked] == [("a100", 1), ("h100", 1)]
+    assert ranked[0]["price_an_hour"] == 1.5 and ranked[1]["price_an_hour"] is None
     assert_user_error(llmc(*asked, "--price", "l4=1"), "'l4' is not among the targets")
     assert_user_error(llmc(*asked, "--plot", tmp_path / "a.png"), "a plot shows one target only")

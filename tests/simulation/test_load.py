@@ -62,10 +62,10 @@ def test_no_trace(tmp_path: Path) -> None:
 
 def test_a_seed_gives_the_same_load_and_another_another() -> None:
     shape = PromptShape(input_len=100, output_len=20, range_ratio=0.5)
-    one, same, other = (drawn_load(shape, 500, 4.0, seed) for seed in (1, 1, 2))
-    assert one == same != other
-    assert all(50 <= each.prompt_tokens <= 150 and 10 <= each.output_tokens <= 30 for each in one)
-    assert one[-1].arrival == pytest.approx(500 / 4, rel=0.2)
-    assert {each.arrival for each in drawn_load(shape, 5, None, 1)} == {0.0}
+    first, same, other = (drawn_load(shape, 500, 4.0, seed) for seed in (1, 1, 2))
+    assert first == same != other
+    assert all(50 <= arrival.prompt_tokens <= 150 and 10 <= arrival.output_tokens <= 30 for arrival in first)
+    assert first[-1].arrival == pytest.approx(500 / 4, rel=0.2)
+    assert {arrival.arrival for arrival in drawn_load(shape, 5, None, 1)} == {0.0}
     with pytest.raises(OptionError, match="the rate cannot be 0"):
         drawn_load(shape, 5, 0.0, 1)

@@ -51,10 +51,10 @@ def test_kinds_that_are_not_on_record_are_added(program: Program, tmp_path: Path
     probe, path = Probe(), tmp_path / "rates.json"
     half = replace(program, launches=program.launches[:2])
     before = rates_on_record(path, "cpu", 2, half, probe)
-    found = rates_on_record(path, "cpu", 2, program, probe)
-    assert probe.times == 2 and found.bandwidth == before.bandwidth
-    assert before.kinds.items() <= found.kinds.items()
-    assert rates_on_record(path, "cpu", 2, half, probe) == found and probe.times == 2
+    rates = rates_on_record(path, "cpu", 2, program, probe)
+    assert probe.times == 2 and rates.bandwidth == before.bandwidth
+    assert before.kinds.items() <= rates.kinds.items()
+    assert rates_on_record(path, "cpu", 2, half, probe) == rates and probe.times == 2
 
 
 def test_rates_of_something_else_are_refused(program: Program, tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ def test_what_is_learned_is_what_the_engine_goes_on_with(draft_engine: Path) -> 
         text = TEXT.read_text(encoding="utf-8")[:2000]
         told: list[int] = []
         asked = begun(engine, engine.limits, text, tokens=150, seed=0, chat=False)
-        first, second = (each.tokens for each in written(engine, asked, 0.0, 0, told.append))
+        first, second = (writing.tokens for writing in written(engine, asked, 0.0, 0, told.append))
         assert told == [2]
         assert len(first) == len(second) == 96 and first[:24] != second[:24]
         for sequence in (first, second):
@@ -86,11 +86,11 @@ def test_heads_of_a_chat_learn_the_answers_alone(draft_engine: Path, monkeypatch
         template = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}</>{% endfor %}"
         monkeypatch.setattr(ConversationPrompts, "_own_template", engine.conversations.template(template))
         asked = begun(engine, engine.limits, text, tokens=90, seed=0, chat=True)
-        (one,) = written(engine, asked, 0.0, 0, lambda done: None)
-    assert engine.detokenize(asked[0]).startswith("<user>") and one.tokens[: one.prompt] == asked[0]
-    places = torch.arange(len(one.tokens))
-    rows = Rows(places, places[:-1, None].float(), torch.zeros(len(places) - 1, 3)).after(one.prompt)
-    assert rows.states[0] == one.prompt - 1 and rows.tokens[1] == one.prompt
+        (sequence,) = written(engine, asked, 0.0, 0, lambda done: None)
+    assert engine.detokenize(asked[0]).startswith("<user>") and sequence.tokens[: sequence.prompt] == asked[0]
+    places = torch.arange(len(sequence.tokens))
+    rows = Rows(places, places[:-1, None].float(), torch.zeros(len(places) - 1, 3)).after(sequence.prompt)
+    assert rows.states[0] == sequence.prompt - 1 and rows.tokens[1] == sequence.prompt
 
 
 def test_few_rows_of_logits_are_kept() -> None:

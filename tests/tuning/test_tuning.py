@@ -41,13 +41,13 @@ def written_engine(path: Path, *archs: str) -> EngineDirectory:
 
 def test_variants_differ_in_warps_and_stages_only() -> None:
     own = kernel("sm_90")
-    found = variants(own)
-    assert {(v.num_warps, v.num_stages) for v in found} == {
+    others = variants(own)
+    assert {(v.num_warps, v.num_stages) for v in others} == {
         (w, s) for w in (2, 4, 8) for s in (1, 2, 3) if (w, s) != (own.num_warps, own.num_stages)
     }
-    for v in found:
+    for v in others:
         assert replace(v, name=own.name, num_warps=4, num_stages=2, binaries=own.binaries) == own
-    assert len({v.name for v in found}) == len(found)
+    assert len({v.name for v in others}) == len(others)
 
 
 def test_a_variant_must_win_by_more_than_noise() -> None:
@@ -66,9 +66,13 @@ def test_the_tuned_engine_has_the_chosen_binary(tmp_path: Path, in_place: bool) 
     (own,) = engine.programs
     write_tuned(engine, own, {"k.0": replace(variant, binaries={"sm_90": fast})}, tmp_path / "scratch", output)
     tuned = read_engine(output)
-    (found,) = tuned.program.kernels
-    assert (found.name, found.num_warps, found.num_stages) == ("k.0", variant.num_warps, variant.num_stages)
-    assert found.binaries["sm_90"] == replace(fast, file="kernels/k.0.sm_90.cubin")
+    (tuned_kernel,) = tuned.program.kernels
+    assert (tuned_kernel.name, tuned_kernel.num_warps, tuned_kernel.num_stages) == (
+        "k.0",
+        variant.num_warps,
+        variant.num_stages,
+    )
+    assert tuned_kernel.binaries["sm_90"] == replace(fast, file="kernels/k.0.sm_90.cubin")
     assert (output / "kernels/k.0.sm_90.cubin").read_bytes() == b"tuned"
     assert (output / "kernels/k.0.sm_80.cubin").read_bytes() == b"untuned"
     assert tuned.program.launches == engine.program.launches
@@ -101,11 +105,11 @@ def test_the_engine_gets_the_adopted_kernel_and_drops_the_other(tmp_path: Path) 
     (tmp_path / "scratch/kernels").mkdir(parents=True)
     (tmp_path / "scratch/kernels/k.1.sm_90.cubin").write_bytes(b"adopted")
     write_tuned(engine, replace(own, program=tuned), {}, tmp_path / "scratch", tmp_path / "tuned.llmc")
-    found = read_engine(tmp_path / "tuned.llmc")
-    assert [x.kernel for x in found.program.launches] == ["k.1"]
-    assert (found.path / "kernels/k.1.sm_90.cubin").read_bytes() == b"adopted"
-    assert not (found.path / "kernels/k.0.sm_90.cubin").exists()
-    assert [x.kernel for x in found.program.alternatives[0].launches] == ["k.0"]
+    reopened = read_engine(tmp_path / "tuned.llmc")
+    assert [x.kernel for x in reopened.program.launches] == ["k.1"]
+    assert (reopened.path / "kernels/k.1.sm_90.cubin").read_bytes() == b"adopted"
+    assert not (reopened.path / "kernels/k.0.sm_90.cubin").exists()
+    assert [x.kernel for x in reopened.program.alternatives[0].launches] == ["k.0"]
 
 
 @pytest.mark.parametrize(
@@ -121,8 +125,8 @@ def test_the_engine_gets_the_adopted_kernel_and_drops_the_other(tmp_path: Path) 
 def test_ways_are_measured_in_the_largest_step_that_has_them(
     only: RowRange | None, shape: tuple[int, int, int]
 ) -> None:
-    found = shape_of(only, LIMITS)
-    assert (found.tokens, found.logit_rows, found.requests) == shape
+    step = shape_of(only, LIMITS)
+    assert (step.tokens, step.logit_rows, step.requests) == shape
 
 
 def test_every_range_of_rows_has_a_step_in_which_its_kernels_are_measured() -> None:

@@ -38,9 +38,9 @@ class BackgroundCompiler:
 
     def start(self, lowered: Lowered, source: Path) -> None:
         """Start compiling a program's source, which is in the file `source`. Raises errors of earlier compilations."""
-        for each in self._kernels:
-            if each.done():
-                each.result()
+        for future in self._kernels:
+            if future.done():
+                future.result()
         self._engine = self._thread.submit(compile_source, lowered, source, self._target)
 
     def finish(self) -> bytes:

@@ -66,8 +66,8 @@ def rotating() -> Kernel:
     plain = by_name("rotate_heads", "x[tokens | heads head_dim]", in_place=(("x", 0),))
 
     def refusal(node: fx.Node, target: CpuTarget) -> Refusal | None:
-        given = arguments_of(node)
-        channels, first = given["x"].meta["val"].shape[2], given["first"]
+        arguments = arguments_of(node)
+        channels, first = arguments["x"].meta["val"].shape[2], arguments["first"]
         block = max(map(rotation_block, (first, channels - first)))
         if block > ROTATED_BLOCK:
             return Refusal(f"blocks of {block} channels; the kernel rotates {ROTATED_BLOCK} at most", node)
@@ -101,17 +101,17 @@ def _of_caches(call: Call) -> Arguments:
 
 
 def _refuse_odd_keys(node: fx.Node) -> Refusal | None:
-    given = arguments_of(node)
-    if not given.get("latent"):
+    arguments = arguments_of(node)
+    if not arguments.get("latent"):
         return None
-    own = given["q"].meta["val"].shape[2] - (given["value_dim"] or given["v_cache"].meta["val"].shape[3])
+    own = arguments["q"].meta["val"].shape[2] - (arguments["value_dim"] or arguments["v_cache"].meta["val"].shape[3])
     return Refusal(f"keys have {own} channels before the values': kernels multiply pairs", node) if own % 2 else None
 
 
 def _refuse_wide_heads(node: fx.Node) -> Refusal | None:
-    given = arguments_of(node)
-    tensors = [given[name].meta["val"] for name in ("q", "k", "v") if name in given]
-    widest = max(*(tensor.shape[2] for tensor in tensors), given.get("value_dim") or 0)
+    arguments = arguments_of(node)
+    tensors = [arguments[name].meta["val"] for name in ("q", "k", "v") if name in arguments]
+    widest = max(*(tensor.shape[2] for tensor in tensors), arguments.get("value_dim") or 0)
     if widest > CODED_HEAD:
         return Refusal(f"heads have {widest} channels; kernels put {CODED_HEAD} at most into codes", node)
     return None

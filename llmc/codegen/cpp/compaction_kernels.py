@@ -42,11 +42,11 @@ def standing_out() -> Kernel:
     def more(call: Call) -> Arguments:
         rows, longest = call.shape("k_cache")[0], call.plain("longest")
         turning = 0 if call.plain("inv_freq") is None else call.shape("inv_freq")[0]
-        found: Arguments = {name: call.cache(name) for name in ("v_cache", "attention", "positions")}
-        found |= {"turning": turning, "pooled": call.workspace("pooled", 1, rows * longest, torch.float32).pointer}
+        arguments: Arguments = {name: call.cache(name) for name in ("v_cache", "attention", "positions")}
+        arguments |= {"turning": turning, "pooled": call.workspace("pooled", 1, rows * longest, torch.float32).pointer}
         if turning:
-            found["angles"] = call.workspace("angles", 1, 2 * longest * turning, torch.float32).pointer
-        return found
+            arguments["angles"] = call.workspace("angles", 1, 2 * longest * turning, torch.float32).pointer
+        return arguments
 
     return _reading_queries("score_leverage", ("scores", "new_attention", "new_positions"), more)
 

@@ -57,8 +57,8 @@ def _is_whole(entry: Path, files: Sequence[str]) -> bool:
 
 
 def _hashes(folder: Path, files: Sequence[str]) -> dict[str, str]:
-    found = {}
+    hashes = {}
     for name in files:
         with (folder / name).open("rb") as file:
-            found[name] = hashlib.file_digest(file, "sha256").hexdigest()
-    return found
+            hashes[name] = hashlib.file_digest(file, "sha256").hexdigest()
+    return hashes

@@ -85,47 +85,47 @@ def named_arguments(call: Call, function: str, axes: TensorAxes, results: Sequen
     """The arguments of a function whose struct has the names of its op, as by_name says them."""
     api = kernel_api()
     fields = {name: kind for name, kind, *_ in api.structs[api.kernels[function]]._fields_}
-    found: Arguments = {}
-    for name, each in axes.items():
-        found |= _sizes(call, name, each)
+    arguments: Arguments = {}
+    for name, of_tensor in axes.items():
+        arguments |= _sizes(call, name, of_tensor)
     for index, name in enumerate(results):
         result = call.result(index)
-        found[name] = result if fields[name] is api.structs["LlmcRows"] else result.pointer
+        arguments[name] = result if fields[name] is api.structs["LlmcRows"] else result.pointer
     for argument in call.op._schema.arguments:
         name = argument.name
-        if name not in found | more:
+        if name not in arguments | more:
             kind = fields[name]
             read = call.vector if kind is c_void_p else call.rows if kind is api.structs["LlmcRows"] else call.plain
-            found[name] = read(name)
-    return found | more
+            arguments[name] = read(name)
+    return arguments | more
 
 
 def refuse_dtypes(node: fx.Node, names: Sequence[str]) -> Refusal | None:
     """Refuse the first of these arguments whose dtype no kernel reads."""
-    given = arguments_of(node)
+    arguments = arguments_of(node)
     for name in names:
-        if (dtype := given[name].meta["val"].dtype) not in DTYPES:
+        if (dtype := arguments[name].meta["val"].dtype) not in DTYPES:
             return Refusal(f"{name} is {dtype}; kernels know float32 and bfloat16", node)
     return None
 
 
 def refuse_ranks(node: fx.Node, axes: TensorAxes) -> Refusal | None:
     """A refusal for the first argument whose number of axes differs from the named ones, or None."""
-    given = arguments_of(node)
-    for name, each in axes.items():
-        shape = given[name].meta["val"].shape
-        if not fits(len(shape), each):
-            return Refusal(f"{name} has shape {list(shape)}; the kernel takes rank {ranks_of(each)}", node)
+    arguments = arguments_of(node)
+    for name, of_tensor in axes.items():
+        shape = arguments[name].meta["val"].shape
+        if not fits(len(shape), of_tensor):
+            return Refusal(f"{name} has shape {list(shape)}; the kernel takes rank {ranks_of(of_tensor)}", node)
     return None
 
 
 def _sizes(call: Call, name: str, axes: tuple[Axis, ...]) -> Arguments:
     inner, sizes = [axis for axis in axes if not axis.rows], list(call.shape(name))
-    found: Arguments = {axis.letter: call.count(name) for axis in axes if axis.rows}
+    counts: Arguments = {axis.letter: call.count(name) for axis in axes if axis.rows}
     for axis in inner:
         if axis.rest:
-            found[axis.letter] = math.prod(sizes)
+            counts[axis.letter] = math.prod(sizes)
         else:
-            found[axis.letter] = 1 if axis.optional and len(sizes) < len(inner) else sizes.pop(0)
-    found.pop("_", None)
-    return found
+            counts[axis.letter] = 1 if axis.optional and len(sizes) < len(inner) else sizes.pop(0)
+    counts.pop("_", None)
+    return counts

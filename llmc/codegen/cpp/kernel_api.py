@@ -115,18 +115,18 @@ def kernel_api() -> KernelApi:
 
 def _sources() -> list[Path]:
     """api.h, then the kernels' own files."""
-    found = sorted(path for path in kernel_include_dir().iterdir() if path.suffix in (".h", ".cpp"))
-    return sorted(found, key=lambda path: path.name != "api.h")
+    sources = sorted(path for path in kernel_include_dir().iterdir() if path.suffix in (".h", ".cpp"))
+    return sorted(sources, key=lambda path: path.name != "api.h")
 
 
 def open_kernels(path: Path) -> ctypes.CDLL:
     """A library of kernels with its functions' types. Raises ToolchainError where it lays structs out differently."""
     library = ctypes.CDLL(str(path))
     expected = [number for _, number in _layouts()]
-    found = list((ctypes.c_int64 * len(expected)).in_dll(library, _LAYOUTS))
-    if found != expected:
-        what = next(name for (name, number), other in zip(_layouts(), found, strict=True) if number != other)
-        raise ToolchainError(f"the compiler lays kernels' structs out differently: {what}", at=path)
+    actual = list((ctypes.c_int64 * len(expected)).in_dll(library, _LAYOUTS))
+    if actual != expected:
+        struct = next(name for (name, number), other in zip(_layouts(), actual, strict=True) if number != other)
+        raise ToolchainError(f"the compiler lays kernels' structs out differently: {struct}", at=path)
     for name, (result, parameters) in kernel_api().functions.items():
         if hasattr(library, name):
             function = getattr(library, name)

@@ -115,9 +115,9 @@ def _key(target: CpuTarget, toolchain: Toolchain) -> str:
 
 
 def _sources(part: Part) -> list[Path]:
-    found = sorted(kernel_include_dir().glob("*.cpp"))
-    coded = {each for each in found if each.stem.startswith("quantized_") or each.stem.endswith("_codes")}
-    return [each for each in found if (each in coded) is (part is Part.CODED)]
+    sources = sorted(kernel_include_dir().glob("*.cpp"))
+    coded = {source for source in sources if source.stem.startswith("quantized_") or source.stem.endswith("_codes")}
+    return [source for source in sources if (source in coded) is (part is Part.CODED)]
 
 
 def _compile(

@@ -73,8 +73,8 @@ def measured_rates(target: CpuTarget, threads: int, program: Program, *, cache_d
         machine = _Machine(probes, memory, probes.read_bandwidth(memory), probes.region_seconds(), threads)
         plain = KindRates(probes.multiply_rate("f32", _MULTIPLY_REPEATS))
         kinds = {PLAIN: plain}
-        kinds |= {kind: _product_rates(machine, each) for kind, each in products.items()}
-        kinds |= {kind: _attention_rates(machine, each) for kind, each in attentions.items()}
+        kinds |= {kind: _product_rates(machine, product) for kind, product in products.items()}
+        kinds |= {kind: _attention_rates(machine, attention) for kind, attention in attentions.items()}
         if LOOKUP in launches:
             lookup = Lookup.of(launches[LOOKUP])
             kinds[LOOKUP] = replace(plain, bandwidth=lookup.row_bytes / probes.lookup_seconds(lookup, memory))
@@ -130,8 +130,8 @@ def _attention_rates(machine: _Machine, attention: Attention) -> KindRates:
 
     rates = _in_cache(machine, block_bytes * tile, [(count, group * count) for count in _QUERIES], seconds, flops)
     decode = Batch.of(_REQUESTS, 1, in_memory // _REQUESTS * attention.block_size, order)
-    found = machine.probes.attention_seconds(attention, machine.memory, decode) - machine.launch
-    return _with_serial(machine, rates, group, in_memory * block_bytes, flops_of(decode), found)
+    decode_seconds = machine.probes.attention_seconds(attention, machine.memory, decode) - machine.launch
+    return _with_serial(machine, rates, group, in_memory * block_bytes, flops_of(decode), decode_seconds)
 
 
 def _in_cache(

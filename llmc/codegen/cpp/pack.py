@@ -23,7 +23,7 @@ def pack(weight: Tensor, layout: Layout, dtype: torch.dtype) -> Tensor:
     if layout is Layout.VECTOR_F32:
         return weight.float().reshape(-1).contiguous()
     if weight.dim() == 3:
-        return torch.cat([pack(each, layout, dtype) for each in weight])
+        return torch.cat([pack(matrix, layout, dtype) for matrix in weight])
     panels = padded_rows(tuple(weight.shape), layout) // PANEL
     words = _words(weight.to(dtype))
     packed = np.zeros((panels, words.shape[1], PANEL), np.int32)

@@ -114,9 +114,9 @@ def _headers(rows: Tensor, shape: CodeShape, parts: Mapping[str, Tensor]) -> Ite
     steps = shape.codes.steps
     if steps is not None:
         fields = [parts[name] for name in ("scale_steps", "minimum_steps") if name in parts]
-        each = [_of_rows(part, rows).unflatten(-1, (shape.runs, -1)).int() for part in fields]
-        each[0] = each[0] - steps.least
-        yield _lanes(_packed_fields(torch.cat(each, dim=-1), steps.bits))
+        values = [_of_rows(part, rows).unflatten(-1, (shape.runs, -1)).int() for part in fields]
+        values[0] = values[0] - steps.least
+        yield _lanes(_packed_fields(torch.cat(values, dim=-1), steps.bits))
 
 
 def _of_rows(values: Tensor, rows: Tensor) -> Tensor:
@@ -132,9 +132,9 @@ def _lanes(values: Tensor) -> Tensor:
 
 def _packed_fields(fields: Tensor, bits: int) -> Tensor:
     """16-bit numbers [..., halves] of unsigned fields [..., count], the first in the lowest bits."""
-    each = ((fields[..., None] >> torch.arange(bits)) & 1).flatten(-2)
-    each = torch.nn.functional.pad(each, (0, -each.shape[-1] % 16))
-    halves: Tensor = (each.unflatten(-1, (-1, 16)) << torch.arange(16)).sum(-1)
+    digits = ((fields[..., None] >> torch.arange(bits)) & 1).flatten(-2)
+    digits = torch.nn.functional.pad(digits, (0, -digits.shape[-1] % 16))
+    halves: Tensor = (digits.unflatten(-1, (-1, 16)) << torch.arange(16)).sum(-1)
     return halves.to(torch.int16)
 
 
@@ -165,6 +165,6 @@ def _plane(codes: Tensor, bits: int) -> Tensor:
     in the lowest."""
     if bits == 8:
         return codes
-    each = (codes & ((1 << bits) - 1)).unflatten(-1, (-1, 8 // bits, 4))
-    found: Tensor = (each << torch.arange(0, 8, bits, dtype=torch.uint8)[:, None]).sum(-2, dtype=torch.uint8)
-    return found.flatten(-2)
+    fields = (codes & ((1 << bits) - 1)).unflatten(-1, (-1, 8 // bits, 4))
+    plane: Tensor = (fields << torch.arange(0, 8, bits, dtype=torch.uint8)[:, None]).sum(-2, dtype=torch.uint8)
+    return plane.flatten(-2)

@@ -56,7 +56,7 @@ class Product:
         return channels // group * (extra + (codes.step_bits(group) + group * codes.bits) // 8)
 
     def arguments(self, tokens: int, channels: int, rows: int, x: int, weight: int, y: int) -> ctypes.Structure:
-        """The kernel's, of x [tokens, channels], weight [rows, channels] and y [tokens, rows] at these addresses."""
+        """The kernel's arguments. x: address of [tokens, channels]; weight: [rows, channels]; y: [tokens, rows]."""
         codes: dict[str, Any] = {}
         if self.format is not None:
             codes = {name: getattr(self, name) for name in ("format", "x_format", "scale_type", "has_zeros")}
@@ -92,7 +92,7 @@ class Lookup:
         return PANEL * self.channels * self.itemsize
 
     def arguments(self, token: int, weight: int, y: int) -> ctypes.Structure:
-        """The kernel's, of one id at that address."""
+        """The kernel's arguments for one id. token: address of the id; weight: of the table; y: of its row."""
         values = {"tokens": 1, "channels": self.channels, "ids": token, "weight": weight, "y": (y, self.channels)}
         return kernel_api().arguments(self.function, values)
 
@@ -140,7 +140,8 @@ class Attention:
         return rows * self.k_width, rows * self.v_width
 
     def arguments(self, batch: "Batch", q: int, caches: tuple[int, int], y: int) -> ctypes.Structure:
-        """The kernel's, of queries [tokens, heads · head_dim] and two caches at these addresses."""
+        """The kernel's arguments. q: address of the queries [tokens, heads · head_dim]; caches: of the keys and of the
+        values; y: of the result."""
         arrays = {name: getattr(batch, name) for name in ("query_starts", "context_lens", "block_tables")}
         values = {
             "tokens": batch.queries * batch.requests,

@@ -70,8 +70,8 @@ def open_probes(
     """
     library = load_kernels(target, cache_dir, part)
     scratch: int = library.llmc_linear_scratch(MAX_TOKENS, MAX_CHANNELS)
-    for each in attentions:
-        shape = (each.heads, each.kv_heads, each.head_dim, each.value_dim)
+    for attention in attentions:
+        shape = (attention.heads, attention.kv_heads, attention.head_dim, attention.value_dim)
         scratch = max(scratch, library.llmc_paged_attention_scratch(*shape))
     pool = library.llmc_pool_create(threads, scratch)
     if not pool:
@@ -136,20 +136,20 @@ class Probes:
         """Seconds to look up one token, whose panel is in no cache."""
         panels = weight.nbytes // lookup.panel_bytes
         token = ctypes.c_int32()
-        found = []
+        seconds = []
         run = getattr(self._library, lookup.function)
         with Memory(lookup.row_bytes) as y:
             arguments = lookup.arguments(ctypes.addressof(token), weight.address, y.address)
             for panel in random.Random(0).sample(range(panels), min(panels, _LOOKUPS)):
                 token.value = panel * PANEL
-                found.append(_seconds(lambda: run(self._pool, ctypes.addressof(arguments))))
-        return statistics.median(found)
+                seconds.append(_seconds(lambda: run(self._pool, ctypes.addressof(arguments))))
+        return statistics.median(seconds)
 
     def _kernel_seconds(self, function: str, arguments: ctypes.Structure) -> float:
         run = getattr(self._library, function)
-        given = ctypes.addressof(arguments)
-        run(self._pool, given)
-        return _best(lambda: run(self._pool, given))
+        address = ctypes.addressof(arguments)
+        run(self._pool, address)
+        return _best(lambda: run(self._pool, address))
 
 
 class Memory:
@@ -174,10 +174,10 @@ class Memory:
 
 def _best(run: Callable[[], object]) -> float:
     """The best time of five runs, or of the runs that fit into a hundredth of a second."""
-    found = [_seconds(run) for _ in range(_RUNS)]
-    while sum(found) < _ENOUGH_SECONDS:
-        found.append(_seconds(run))
-    return min(found)
+    seconds = [_seconds(run) for _ in range(_RUNS)]
+    while sum(seconds) < _ENOUGH_SECONDS:
+        seconds.append(_seconds(run))
+    return min(seconds)
 
 
 def _seconds(run: Callable[[], object]) -> float:

@@ -34,7 +34,7 @@ def product(name: str, *, gated: bool = False, more: Callable[[Call], Arguments]
     def arguments(call: Call) -> Arguments:
         out, channels = call.shape("weight")
         x = call.within("x") or call
-        given = {argument.name for argument in call.op._schema.arguments}
+        names = {argument.name for argument in call.op._schema.arguments}
         return (
             {
                 "tokens": x.count("x"),
@@ -42,12 +42,12 @@ def product(name: str, *, gated: bool = False, more: Callable[[Call], Arguments]
                 "out": out // 2 if gated else out,
                 "x": x.rows("x"),
                 "bias": call.vector("bias"),
-                "residual": call.rows("residual") if "residual" in given else None,
+                "residual": call.rows("residual") if "residual" in names else None,
                 "y": call.result(),
-                "activation": call.plain("activation") if "activation" in given else "identity",
-                "scale": call.plain("scale") if "scale" in given else 1.0,
+                "activation": call.plain("activation") if "activation" in names else "identity",
+                "scale": call.plain("scale") if "scale" in names else 1.0,
             }
-            | (_of_adapters(call) if "delta" in given and call.plain("delta") is not None else {})
+            | (_of_adapters(call) if "delta" in names and call.plain("delta") is not None else {})
             | storage_of(STORAGES, call).product(call, gated)
             | more(call)
         )
@@ -114,20 +114,22 @@ def refusal(node: fx.Node, target: CpuTarget) -> Refusal | None:
     storage = storage_for(STORAGES, node, target.name)
     if isinstance(storage, Refusal):
         return storage
-    given, result = arguments_of(node), node.meta["val"].dtype
-    is_lookup = "x" not in given
+    arguments, result = arguments_of(node), node.meta["val"].dtype
+    is_lookup = "x" not in arguments
     x = node if is_lookup else x_of(node)
-    what, dtype = "the result" if is_lookup else "x", x.meta["val"].dtype
+    operand, dtype = "the result" if is_lookup else "x", x.meta["val"].dtype
     if dtype not in (_TABLES if is_lookup else DTYPES):
-        return Refusal(f"{what} is {dtype}; kernels know float32 and bfloat16", node)
+        return Refusal(f"{operand} is {dtype}; kernels know float32 and bfloat16", node)
     if result not in (dtype, torch.float32) or (result is not dtype and node.target is not _LM_HEAD):
         return Refusal(f"the result is {result} but x is {dtype}; kernels know one type for both", node)
-    for name, tensor in {"ids": given["ids"]}.items() if is_lookup else {"x": x, "weight": given["weight"]}.items():
+    for name, tensor in (
+        {"ids": arguments["ids"]}.items() if is_lookup else {"x": x, "weight": arguments["weight"]}.items()
+    ):
         ranks = (1,) if is_lookup else (2, 3) if name == "x" else (2,)
         if tensor.meta["val"].dim() not in ranks:
             return Refusal(f"{name} has shape {list(tensor.meta['val'].shape)}; the kernel takes rank {ranks}", node)
     if is_of_experts(node):
-        experts, rows = given["experts"], given["weight"].meta["val"].shape[0] // given["experts"]
+        experts, rows = arguments["experts"], arguments["weight"].meta["val"].shape[0] // arguments["experts"]
         if rows % PANEL:
             return Refusal(f"an expert has {rows} rows; the kernel knows multiples of {PANEL}", node)
         if experts > MOST_EXPERTS:

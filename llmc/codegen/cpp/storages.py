@@ -56,11 +56,11 @@ def _table(call: Call) -> tuple[str, dict[str, Argument]]:
 
 def dense_refusal(node: fx.Node, parts: Mapping[str, fx.Node]) -> Refusal | None:
     """The refusal for inputs that no kernel of a product or lookup of a dense weight reads."""
-    given = arguments_of(node)
-    weight, result = given["weight"].meta["val"].dtype, node.meta["val"].dtype
-    if "x" not in given:
+    arguments = arguments_of(node)
+    weight, result = arguments["weight"].meta["val"].dtype, node.meta["val"].dtype
+    if "x" not in arguments:
         return None if weight is result else Refusal(f"the table is {weight} but the result {result}", node)
-    x = given["x"].meta["val"].dtype
+    x = arguments["x"].meta["val"].dtype
     if weight.itemsize > x.itemsize:
         return Refusal(f"the weight is {weight} but x is {x}: packing it would lose digits", node)
     return None
@@ -145,9 +145,9 @@ def _sparse_table(call: Call) -> tuple[str, dict[str, Argument]]:
 
 
 def _sparse_refusal(node: fx.Node, parts: Mapping[str, fx.Node]) -> Refusal | None:
-    given, stored = arguments_of(node), arguments_of(parts["weight"])
+    arguments, stored = arguments_of(node), arguments_of(parts["weight"])
     values, result = stored["values"].meta["val"].dtype, node.meta["val"].dtype
-    read = result if "x" not in given else given["x"].meta["val"].dtype
+    read = result if "x" not in arguments else arguments["x"].meta["val"].dtype
     if values.itemsize > read.itemsize:
         return Refusal(f"the weight is {values} but read as {read}: packing it would lose digits", node)
     return None
@@ -188,11 +188,11 @@ def rows(reader: str, *parts: str) -> Storage:
 
     def where(call: Call) -> dict[str, Argument]:
         stored = stored_weight(call)
-        found: dict[str, Argument] = {"read": reader}
+        arguments: dict[str, Argument] = {"read": reader}
         for index, name in enumerate(parts):
             operand = stored.weight(name, Layout.ROWS)
-            found[f"part{index}"] = replace(operand, stride=stored.shape(name)[1])
-        return found
+            arguments[f"part{index}"] = replace(operand, stride=stored.shape(name)[1])
+        return arguments
 
     return Storage(
         "row_", lambda call, gated: where(call), lambda call: ("row_embedding", where(call)), lambda node, parts: None

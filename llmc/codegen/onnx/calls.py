@@ -57,26 +57,26 @@ class Calls:
         domain, _, kind = name.partition(".")
         tensors = dict(_tensors(node))
         attributes = [helper.make_attribute(name, *_attribute(value)) for name, value in _attributes(node, tensors)]
-        content = _function(node, tensors, [each.name for each in attributes], len(outputs))
+        content = _function(node, tensors, [attribute.name for attribute in attributes], len(outputs))
         content.domain, content.name = domain, kind
         overloads = self._made.setdefault((domain, kind), {})
         key = content.SerializeToString(deterministic=True)
         if key not in overloads:
             content.overload = "" if not overloads else str(len(overloads) + 1)
             overloads[key] = content
-        made = helper.make_node(
+        proto = helper.make_node(
             kind,
-            [inputs[each] for each in tensors.values()],
+            [inputs[tensor] for tensor in tensors.values()],
             outputs,
             name=node.name,
             domain=domain,
             overload=overloads[key].overload,
         )
-        made.attribute.extend(attributes)
+        proto.attribute.extend(attributes)
         for name, text in (("source", source_line(node)), ("rewrite", node.meta.get("rewrite"))):
             if text:
-                made.metadata_props.add(key=name, value=str(text))
-        return made
+                proto.metadata_props.add(key=name, value=str(text))
+        return proto
 
 
 def _named(node: fx.Node) -> dict[str, Any]:
@@ -90,17 +90,17 @@ def _tensors(node: fx.Node) -> Iterator[tuple[str, fx.Node]]:
         if isinstance(value, fx.Node):
             yield name, value
         elif isinstance(value, list | tuple):
-            yield from ((f"{name}_{i}", each) for i, each in enumerate(value) if isinstance(each, fx.Node))
+            yield from ((f"{name}_{i}", element) for i, element in enumerate(value) if isinstance(element, fx.Node))
 
 
 def _attributes(node: fx.Node, tensors: Mapping[str, fx.Node]) -> Iterator[tuple[str, Any]]:
     """The other arguments that were given, in the order of the schema."""
     arguments = _named(node)
-    given = {*list(arguments)[: len(node.args)], *node.kwargs}
+    passed = {*list(arguments)[: len(node.args)], *node.kwargs}
     for name, value in arguments.items():
-        if name not in given or name in tensors or isinstance(value, torch.memory_format):
+        if name not in passed or name in tensors or isinstance(value, torch.memory_format):
             continue
-        if isinstance(value, list | tuple) and (not value or not all(isinstance(each, int) for each in value)):
+        if isinstance(value, list | tuple) and (not value or not all(isinstance(element, int) for element in value)):
             yield name, [f"{name}_{i}" if isinstance(e, fx.Node) else _text(e) for i, e in enumerate(value)]
         else:
             yield name, value
@@ -124,7 +124,7 @@ def _text(value: Any) -> str:
 
 def _function(node: fx.Node, tensors: Mapping[str, fx.Node], attributes: list[str], results: int) -> onnx.FunctionProto:
     body = Body()
-    values = {name: Value(name, each.meta["val"], each.target in DECODED) for name, each in tensors.items()}
+    values = {name: Value(name, tensor.meta["val"], tensor.target in DECODED) for name, tensor in tensors.items()}
     try:
         outputs = _filled(body, node, values)
     except NotInOnnx as problem:
@@ -142,7 +142,7 @@ def _function(node: fx.Node, tensors: Mapping[str, fx.Node], attributes: list[st
 def _filled(body: Body, node: fx.Node, values: Mapping[str, Value]) -> tuple[str, ...]:
     """Runs the function; the names of its results."""
     if node.target in POINTWISE:
-        of_nodes = {each: values[name] for name, each in reversed(list(_tensors(node)))}
+        of_nodes = {tensor: values[name] for name, tensor in reversed(list(_tensors(node)))}
         return (pointwise(body, node, of_nodes),)
     if node.target in WITHOUT_FUNCTION:
         raise NotInOnnx(WITHOUT_FUNCTION[node.target])
@@ -156,17 +156,17 @@ def _filled(body: Body, node: fx.Node, values: Mapping[str, Value]) -> tuple[str
         # The remaining information is in the function's result.
         if "result" not in wanted and value is not None and value != _default(node.target, name) and name != "dtype":
             raise NotInOnnx(f"{name}={_text(value)} has no counterpart")
-    given = arguments | {"result": _result(node)}
-    made = function(body, **{name: given[name] for name in wanted if name in given})
-    return (made,) if isinstance(made, str) else tuple(made)
+    candidates = arguments | {"result": _result(node)}
+    outputs = function(body, **{name: candidates[name] for name in wanted if name in candidates})
+    return (outputs,) if isinstance(outputs, str) else tuple(outputs)
 
 
 def _wanted(function: Function, arguments: Mapping[str, Any]) -> list[str]:
     """Arguments of a function apart from the body: the parameters that it names and, if it has `**`, all tensors."""
     parameters = list(inspect.signature(function).parameters.values())[1:]
-    takes_tensors = any(each.kind is each.VAR_KEYWORD for each in parameters)
+    takes_tensors = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
     tensors = [name for name, value in arguments.items() if isinstance(value, Value)]
-    return [*(each.name for each in parameters), *(tensors if takes_tensors else ())]
+    return [*(parameter.name for parameter in parameters), *(tensors if takes_tensors else ())]
 
 
 def _valued(name: str, argument: Any, values: Mapping[str, Value]) -> Any:
@@ -179,7 +179,7 @@ def _valued(name: str, argument: Any, values: Mapping[str, Value]) -> Any:
 
 def _result(node: fx.Node) -> Value | list[Value]:
     value = node.meta["val"]
-    return [Value("", each) for each in value] if isinstance(value, list | tuple) else Value("", value)
+    return [Value("", element) for element in value] if isinstance(value, list | tuple) else Value("", value)
 
 
 def _default(target: Any, name: str) -> Any:

@@ -51,12 +51,12 @@ class CodedProduct:
 def coded_products(graph: ModelGraph) -> tuple[CodedProduct, ...]:
     """The products that MatMulNBits can say."""
     nodes = (node for node in graph.graph.nodes if node.target in _PRODUCTS)
-    return tuple(found for node in nodes if (found := _coded_product(node)) is not None)
+    return tuple(product for node in nodes if (product := _coded_product(node)) is not None)
 
 
 def _coded_product(node: fx.Node) -> CodedProduct | None:
-    given = call_arguments(node)
-    weight, x = given["weight"], given["x"].meta["val"]
+    arguments = call_arguments(node)
+    weight, x = arguments["weight"], arguments["x"].meta["val"]
     if weight.target is not _DEQUANTIZE or len(weight.users) != 1 or x.dim() != 2:
         return None
     stored = call_arguments(weight)
@@ -75,7 +75,7 @@ def packed_weight(weight: OnnxWeight, bits: int) -> OnnxWeight:
 
 
 def packed_codes(codes: Tensor, bits: int) -> Tensor:
-    """The same of their numbers."""
+    """Pack signed codes or zeros [rows, columns] for MatMulNBits: unsigned, two 4-bit numbers per byte."""
     unsigned = (codes.to(torch.int16) + (1 << (bits - 1))).to(torch.uint8)
     if bits == 8:
         return unsigned.contiguous()
@@ -86,8 +86,8 @@ def packed_codes(codes: Tensor, bits: int) -> Tensor:
 def use_contrib_ops(model: onnx.ModelProto, graph: ModelGraph) -> None:
     """Put onnxruntime's operators in the place of calls. The initializers of codes are packed already."""
     products = coded_products(graph)
-    gone = {each.dequantize.name for each in products}
-    placed: dict[str, onnx.NodeProto] = {each.product.name: _matmul_nbits(each) for each in products}
+    gone = {coded.dequantize.name for coded in products}
+    placed: dict[str, onnx.NodeProto] = {coded.product.name: _matmul_nbits(coded) for coded in products}
     for norm, total in _norms_of_sums(graph):
         gone.add(norm.name)
         placed[total.name] = _skip_norm(norm, total)
@@ -95,19 +95,19 @@ def use_contrib_ops(model: onnx.ModelProto, graph: ModelGraph) -> None:
     del model.graph.node[:]
     model.graph.node.extend(nodes)
     by_name = {tensor.name: tensor for tensor in model.graph.initializer}
-    for each in products:
-        codes = by_name[each.parts[0].name]
+    for product in products:
+        codes = by_name[product.parts[0].name]
         rows, width = codes.dims
-        codes.dims[:] = [rows, width * 8 // (each.block * each.bits), each.block * each.bits // 8]
+        codes.dims[:] = [rows, width * 8 // (product.block * product.bits), product.block * product.bits // 8]
 
 
 def _matmul_nbits(product: CodedProduct) -> onnx.NodeProto:
-    given = call_arguments(product.product)
+    arguments = call_arguments(product.product)
     rows, columns = map(int, product.parts[0].meta["val"].shape)
     zeros = product.parts[2].name if len(product.parts) > 2 else ""
-    inputs = [given["x"].name, product.parts[0].name, product.parts[1].name, zeros]
-    if given["bias"] is not None:
-        inputs += ["", given["bias"].name]
+    inputs = [arguments["x"].name, product.parts[0].name, product.parts[1].name, zeros]
+    if arguments["bias"] is not None:
+        inputs += ["", arguments["bias"].name]
     return helper.make_node(
         "MatMulNBits",
         inputs,
@@ -126,25 +126,25 @@ def _norms_of_sums(graph: ModelGraph) -> Iterator[tuple[fx.Node, fx.Node]]:
     """Norms, and the sums of two values of one shape that they are of; of each sum the first."""
     seen = set[fx.Node]()
     for norm in graph.graph.find_nodes(op="call_function", target=torch.ops.llmc.rms_norm.default):
-        given = call_arguments(norm)
-        total: Any = given["x"]
-        if total.target is not torch.ops.aten.add.Tensor or total in seen or given["weight"] is None:
+        arguments = call_arguments(norm)
+        total: Any = arguments["x"]
+        if total.target is not torch.ops.aten.add.Tensor or total in seen or arguments["weight"] is None:
             continue
         terms = call_arguments(total)
-        both = [terms["self"], terms["other"]]
+        operands = [terms["self"], terms["other"]]
         shape = total.meta["val"].shape
-        if terms["alpha"] == 1 and all(isinstance(n, fx.Node) and n.meta["val"].shape == shape for n in both):
+        if terms["alpha"] == 1 and all(isinstance(n, fx.Node) and n.meta["val"].shape == shape for n in operands):
             seen.add(total)
             yield norm, total
 
 
 def _skip_norm(norm: fx.Node, total: fx.Node) -> onnx.NodeProto:
-    given, terms = call_arguments(norm), call_arguments(total)
+    arguments, terms = call_arguments(norm), call_arguments(total)
     return helper.make_node(
         "SkipSimplifiedLayerNormalization",
-        [terms["self"].name, terms["other"].name, given["weight"].name],
+        [terms["self"].name, terms["other"].name, arguments["weight"].name],
         [norm.name, "", "", total.name],
         name=norm.name,
         domain=CONTRIB,
-        epsilon=given["eps"],
+        epsilon=arguments["eps"],
     )

@@ -62,9 +62,9 @@ class Body:
     def several(self, op: str, results: int, *inputs: Operand, **attributes: Any) -> tuple[str, ...]:
         """Add a node with `results` results."""
         outputs = tuple(self._name() for _ in range(results))
-        last = max((i for i, each in enumerate(inputs) if each is not None), default=-1)
-        given = [_input(each) for each in inputs[: last + 1]]
-        self.nodes.append(helper.make_node(op, given, outputs, **attributes))
+        last = max((i for i, operand in enumerate(inputs) if operand is not None), default=-1)
+        names = [_input(operand) for operand in inputs[: last + 1]]
+        self.nodes.append(helper.make_node(op, names, outputs, **attributes))
         return outputs
 
     def constant(self, value: npt.NDArray[Any]) -> str:
@@ -116,7 +116,7 @@ class Body:
 
     def slice(self, x: Operand, axis: int, start: int, end: int) -> str:
         """Select elements of an axis."""
-        return self("Slice", x, *(self.integers([each]) for each in (start, end, axis)))
+        return self("Slice", x, *(self.integers([bound]) for bound in (start, end, axis)))
 
     def sizes(self, sizes: Sequence[int | Value]) -> str:
         """An int64 vector of sizes, some of which may be known only when the graph runs."""
@@ -136,7 +136,10 @@ class InnerBody(Body):
     def graph(
         self, name: str, inputs: Mapping[str, int], outputs: Mapping[str, int], scalars: Collection[str] = ()
     ) -> onnx.GraphProto:
-        """inputs, outputs: element types by name, in order. scalars: the names among them whose shape is known."""
+        """Return the statements as a graph, for a node that runs one.
+
+        inputs, outputs: element types by name, in order. scalars: the names among them whose shape is known.
+        """
 
         def infos(values: Mapping[str, int]) -> list[onnx.ValueInfoProto]:
             return [

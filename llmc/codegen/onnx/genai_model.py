@@ -47,7 +47,7 @@ def make_genai_model(model: onnx.ModelProto, graph: ModelGraph) -> None:
     use_contrib_ops(model, graph)
     nodes = [*_prologue(), *(_renamed(node) for node in model.graph.node)]
     for layer, node in enumerate(layers):
-        place = next(i for i, each in enumerate(nodes) if each.name == node.name)
+        place = next(i for i, candidate in enumerate(nodes) if candidate.name == node.name)
         function = _attention(node)
         function.overload = str(layer)
         model.functions.append(function)
@@ -79,7 +79,7 @@ def make_genai_model(model: onnx.ModelProto, graph: ModelGraph) -> None:
 def attention_layers(graph: ModelGraph) -> list[fx.Node]:
     """The attentions, in order. Raises LoweringError for layers whose heads differ, which no config can say."""
     layers = list(graph.graph.find_nodes(op="call_function", target=_ATTENTION))
-    shapes = [[each.meta["val"].shape[1:] for each in node.args[:3]] for node in layers]
+    shapes = [[argument.meta["val"].shape[1:] for argument in node.args[:3]] for node in layers]
     for node, (q, k, v) in zip(layers, shapes, strict=True):
         if k != v or q[1] != k[1] or [q, k, v] != shapes[0]:
             heads = f"query, key and value heads are {list(q)}, {list(k)}, {list(v)}"
@@ -197,8 +197,8 @@ def _prologue() -> list[onnx.NodeProto]:
 
 def _inputs(layers: Sequence[fx.Node]) -> list[onnx.ValueInfoProto]:
     shapes = {"input_ids": "sequence", "attention_mask": "total", "position_ids": "sequence"}
-    made = [helper.make_tensor_value_info(n, TensorProto.INT64, ["batch", size]) for n, size in shapes.items()]
-    return made + _cache_infos("past_key_values", layers, "past")
+    infos = [helper.make_tensor_value_info(n, TensorProto.INT64, ["batch", size]) for n, size in shapes.items()]
+    return infos + _cache_infos("past_key_values", layers, "past")
 
 
 def _outputs(layers: Sequence[fx.Node], vocabulary: int) -> list[onnx.ValueInfoProto]:

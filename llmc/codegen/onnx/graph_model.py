@@ -77,18 +77,18 @@ class _Writer:
                 self._add(node)
         outputs = self._outputs()
         inputs = [value_info(node.name, node.meta["val"], self._sizes) for node in graph.inputs()]
-        made = helper.make_graph(
+        graph_proto = helper.make_graph(
             self._nodes,
             graph.stage.value,
             inputs,
             outputs,
-            [_initializer(graph, each) for each in weights],
+            [_initializer(graph, weight) for weight in weights],
             value_info=[info for name, info in self._infos.items() if name not in {o.name for o in outputs}],
         )
         functions = self._calls.functions
         domains = {"": OPSET} | {function.domain: 1 for function in functions}
         return helper.make_model(
-            made,
+            graph_proto,
             producer_name="llmc",
             ir_version=IR_VERSION,
             functions=functions,
@@ -105,25 +105,25 @@ class _Writer:
         value = node.meta["val"]
         several = isinstance(value, list | tuple)
         results = [] if value is None else [f"{node.name}.{i}" for i in range(len(value))] if several else [node.name]
-        for name, each in zip(results, value if several else [value], strict=False):
-            self._infos[name] = value_info(name, each, self._sizes)
+        for name, result in zip(results, value if several else [value], strict=False):
+            self._infos[name] = value_info(name, result, self._sizes)
         changed = written_arguments(node)
-        outputs = [*results, *(f"{each.name}{WRITTEN}" for each in changed)]
+        outputs = [*results, *(f"{written.name}{WRITTEN}" for written in changed)]
         self._nodes.append(self._calls.node(node, self._names, outputs))
         self._names[node] = node.name
-        for each in changed:
-            self._names[each] = f"{each.name}{WRITTEN}"
-            self._infos[self._names[each]] = value_info(self._names[each], each.meta["val"], self._sizes)
+        for cache in changed:
+            self._names[cache] = f"{cache.name}{WRITTEN}"
+            self._infos[self._names[cache]] = value_info(self._names[cache], cache.meta["val"], self._sizes)
 
     def _outputs(self) -> list[onnx.ValueInfoProto]:
         """The graph's results under their public names, and the caches."""
         graph = self._graph
-        found = []
+        infos = []
         for name, node in zip((LOGITS, *graph.side_outputs), graph.returned(), strict=True):
             self._nodes.append(helper.make_node("Identity", [self._names[node]], [name], name=f"return_{name}"))
-            found.append(value_info(name, node.meta["val"], self._sizes))
+            infos.append(value_info(name, node.meta["val"], self._sizes))
         caches = [node for node in graph.inputs() if self._names[node] != node.name]
-        return found + [self._infos[self._names[node]] for node in caches]
+        return infos + [self._infos[self._names[node]] for node in caches]
 
 
 def _initializer(graph: ModelGraph, weight: OnnxWeight) -> onnx.TensorProto:

@@ -52,7 +52,7 @@ def write_model_files(
     disk that fills up.
     """
     products = coded_products(graph) if for_genai else ()
-    bits = {part.name: each.bits for each in products for part in each.packed}
+    bits = {part.name: product.bits for product in products for part in product.packed}
     weights = [
         packed_weight(weight, bits[weight.slot.name]) if weight.slot.name in bits else weight
         for weight in onnx_weights(graph)
@@ -76,12 +76,15 @@ def write_model_files(
 
 
 def copy_engine_model(engine: EngineDirectory, directory: Path, advance: Callable[[int], None]) -> WrittenModel:
-    """The same of an engine for onnxruntime: its own model, with the weights as the engine has them."""
-    stored = {slot.name: each for slot, each in zip(engine.program.weights, engine.tensors, strict=True)}
+    """Write MODEL_NAME and WEIGHTS_NAME of an engine for onnxruntime: its model and weights, unchanged.
+
+    advance: called with the bytes of each weight.
+    """
+    stored = {slot.name: entry for slot, entry in zip(engine.program.weights, engine.tensors, strict=True)}
 
     def elements(slot: WeightSlot) -> memoryview:
-        each = stored[slot.name]
-        return engine.weight_file(each)[each.begin : each.end]
+        tensor = stored[slot.name]
+        return engine.weight_file(tensor)[tensor.begin : tensor.end]
 
     model = onnx.load_from_string(engine.executable.read_bytes())
     return _write(model, engine.program.weights, elements, directory, advance)

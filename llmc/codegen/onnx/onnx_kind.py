@@ -41,9 +41,9 @@ class OnnxKind:
         refuse_stages(options, self.target.name)
         refuse_adapters(options, self.target.name)
         for name in ("dtype", "kv_dtype"):
-            asked = getattr(options, name)
-            if asked not in ("auto", "float32"):
-                raise _refused(f"compute in float32, not {asked}", f"{name}={asked}", name)
+            requested = getattr(options, name)
+            if requested not in ("auto", "float32"):
+                raise _refused(f"compute in float32, not {requested}", f"{name}={requested}", name)
         if options.kv_cache != "auto":
             raise _refused(
                 f"have no {options.kv_cache} codes in their caches", f"kv_cache={options.kv_cache}", "kv_cache"
@@ -127,8 +127,8 @@ class OnnxBuilder:
         place_weights(
             model,
             {
-                slot.name: Place(str(each.path.relative_to(writer.path)), each.begin, each.end - each.begin)
-                for slot, each in zip(program.weights, stored, strict=True)
+                slot.name: Place(str(tensor.path.relative_to(writer.path)), tensor.begin, tensor.end - tensor.begin)
+                for slot, tensor in zip(program.weights, stored, strict=True)
             },
         )
         with stages("model"):

@@ -66,7 +66,9 @@ class TritonBackend:
         return template.in_place if template is not None else ()
 
     def calls(self, node: fx.Node, call: Call) -> tuple[tuple[KernelCall, ...], ...]:
-        candidates = [each for c in KERNELS[node.target].candidates(call, self._target) for each in _of_counts(c)]
+        candidates = [
+            candidate for c in KERNELS[node.target].candidates(call, self._target) for candidate in _of_counts(c)
+        ]
         return tuple(
             self._group(first, only, tuple(self._group(other, only, ()) for other in others))
             for first, only, others in alternatives(candidates)
@@ -87,7 +89,9 @@ class TritonBackend:
     def sparse_nbytes(
         self, shape: tuple[int, ...], layout: Layout, dtype: torch.dtype, count: int, scales: torch.Tensor | None
     ) -> int:
-        raise LoweringError(f"{self._target.name} keeps masks in rows", at=f"layout {layout.value}")
+        raise LoweringError(
+            f"{self._target.name} stores the masks of sparse weights in rows only", at=f"layout {layout.value}"
+        )
 
     def loop_call(self, name: str, loop: Loop, pointers: Sequence[Operand]) -> KernelCall:
         arguments: dict[str, Argument] = {f"p{i}": pointer for i, pointer in enumerate(pointers)}
@@ -99,7 +103,7 @@ class TritonBackend:
     def _group(
         self, launch: DeviceLaunch, only: RowRange | None, others: tuple[tuple[KernelCall, ...], ...]
     ) -> tuple[KernelCall, ...]:
-        first, *rest = (self.call(each, only) for each in (launch, *launch.then))
+        first, *rest = (self.call(part, only) for part in (launch, *launch.then))
         return replace(first, others=others), *rest
 
     def call(self, launch: DeviceLaunch, only: RowRange | None) -> KernelCall:
@@ -111,9 +115,9 @@ class TritonBackend:
         kernel = Unspecialized(function.__name__, module, constants, launch.num_warps, launch.num_stages)
         name = self._names.setdefault(kernel, f"{function.__name__}.{len(self._names)}")
         self.kernels[name] = kernel
-        given = {**launch.constants, **launch.arguments}
+        values = {**launch.constants, **launch.arguments}
         names = list(inspect.signature(function).parameters)
-        assert given.keys() == set(names), f"{function.__name__} takes {names}, and was given {list(given)}"
+        assert values.keys() == set(names), f"{function.__name__} takes {names}, and was given {list(values)}"
         arguments = {n: launch.arguments[n] for n in names if launch.arguments.get(n) is not None}
         return KernelCall(
             name,
@@ -177,4 +181,4 @@ def _counted(launch: DeviceLaunch) -> RowCount:
 
 def _values(launch: DeviceLaunch) -> list[Argument]:
     """The arguments of the launch and of the launches that follow it."""
-    return [value for each in (launch, *launch.then) for value in each.arguments.values()]
+    return [value for part in (launch, *launch.then) for value in part.arguments.values()]

@@ -32,7 +32,10 @@ def row_bytes(columns: int, layout: Layout) -> int:
 
 
 def code_rows(codes: Tensor, layout: Layout) -> Tensor:
-    """codes: [out, in], int8 or uint8, as in llmc/ops/weight_codes.py, in the layout, 1-D, of their dtype or uint8."""
+    """Pack codes in a layout, as a 1-D tensor of their dtype or uint8.
+
+    codes: [out, in], int8 or uint8, as in llmc/ops/weight_codes.py.
+    """
     if layout is Layout.CODE_ROWS:
         return torch.nn.functional.pad(codes, (0, -codes.shape[1] % ROW_ALIGNMENT)).reshape(-1).contiguous()
     bits = _bits(layout)
@@ -68,8 +71,8 @@ def _planes(unsigned: Tensor, bits: int) -> Tensor:
 def _plane(runs: Tensor, bits: int) -> Tensor:
     """Bytes [out, …] of the low bits of codes [out, runs, 2, 16]."""
     shifts = torch.arange(0, 8, bits, dtype=torch.uint8, device=runs.device).view(2, -1, 1)
-    each = (runs & ((1 << bits) - 1)).unflatten(-1, (shifts.shape[1], -1))
-    packed: Tensor = (each << shifts).sum((2, 3), dtype=torch.uint8)
+    fields = (runs & ((1 << bits) - 1)).unflatten(-1, (shifts.shape[1], -1))
+    packed: Tensor = (fields << shifts).sum((2, 3), dtype=torch.uint8)
     return packed.flatten(1)
 
 

@@ -25,8 +25,8 @@ from llmc.targets import GpuTarget
 
 def require_triton() -> None:
     """Raise ToolchainError if Triton is not installed, or has no assembler for NVIDIA's GPUs."""
-    found = importlib.util.find_spec("triton")
-    if found is None:
+    spec = importlib.util.find_spec("triton")
+    if spec is None:
         raise ToolchainError(
             "Triton is not installed; GPU engines are built with it, on a machine with or without a GPU",
             at="import triton",
@@ -39,7 +39,7 @@ def require_triton() -> None:
     except RuntimeError as error:
         raise ToolchainError(
             f"Triton has no assembler for NVIDIA's GPUs: {error}",
-            at=found.origin,
+            at=spec.origin,
             fix="install Triton again: pip install --force-reinstall --no-deps triton",
         ) from None
 

@@ -49,9 +49,9 @@ def _causes(error: BaseException) -> str:
 
 def no_room(error: BaseException) -> int | None:
     """The number of the system's error for a full disk that caused this one, perhaps in a tool's message."""
-    told = f"{error}{_causes(error)}"
-    found = (number for number in NO_ROOM if getattr(error, "errno", None) == number or os.strerror(number) in told)
-    return next(found, None)
+    text = f"{error}{_causes(error)}"
+    numbers = (number for number in NO_ROOM if getattr(error, "errno", None) == number or os.strerror(number) in text)
+    return next(numbers, None)
 
 
 def compile_request(request: dict[str, Any], mode: int) -> dict[str, Any]:
@@ -161,14 +161,14 @@ def cuda_resources(binary: Path, entry: str) -> tuple[int, int]:
     command = [knobs.nvidia.cuobjdump.path, "--dump-resource-usage", str(binary)]
     text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     usage = text[text.index(f"Function {entry}:") :]
-    found = {name: int(value) for name, value in re.findall(r"\b(REG|STACK|LOCAL):(\d+)", usage)}
-    return found["REG"], found["STACK"] + found["LOCAL"]
+    counts = {name: int(value) for name, value in re.findall(r"\b(REG|STACK|LOCAL):(\d+)", usage)}
+    return counts["REG"], counts["STACK"] + counts["LOCAL"]
 
 
 def hip_resources(assembly: str) -> tuple[int, int]:
     """Vector registers of a thread, and bytes of scratch memory that it spills to."""
-    found = dict(re.findall(r"\.(vgpr_count|private_segment_fixed_size):\s+(\d+)", assembly))
-    return int(found["vgpr_count"]), int(found["private_segment_fixed_size"])
+    counts = dict(re.findall(r"\.(vgpr_count|private_segment_fixed_size):\s+(\d+)", assembly))
+    return int(counts["vgpr_count"]), int(counts["private_segment_fixed_size"])
 
 
 def entry_parameters(assembly: str, is_cuda: bool) -> int:

@@ -23,5 +23,5 @@ class DeviceLowered:
 
     @property
     def program(self) -> Program:
-        """The first target's."""
+        """The program of the first target."""
         return next(iter(self.programs.values()))

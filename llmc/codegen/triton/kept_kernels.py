@@ -32,7 +32,9 @@ def kernel_entry(request: Mapping[str, Any]) -> str:
         "llmc": source_digest(_ROOMS),
         "triton": installed_version("triton"),
         "environment": sorted(
-            each for each in os.environ.items() if each[0].startswith(_ENVIRONMENT) and each[0] not in _REPLACED
+            variable
+            for variable in os.environ.items()
+            if variable[0].startswith(_ENVIRONMENT) and variable[0] not in _REPLACED
         ),
     }
     return f"{sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]}.json"

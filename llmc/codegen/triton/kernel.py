@@ -97,13 +97,13 @@ def named_arguments(
     `{name}_ptr` with a `{name}_row_stride` is passed as rows, without one as a vector. more: all other arguments.
     """
     parameters = inspect.signature(kernel.fn).parameters
-    found: dict[str, Argument] = {}
+    arguments: dict[str, Argument] = {}
     for parameter in parameters:
         name = parameter.removesuffix("_ptr")
         if name == parameter or parameter in more:
             continue
         if f"{name}_row_stride" in parameters:
-            found |= rows(name, call.result(results.index(name)) if name in results else call.rows(name))
+            arguments |= rows(name, call.result(results.index(name)) if name in results else call.rows(name))
         else:
-            found[parameter] = call.vector(name)
-    return found | more
+            arguments[parameter] = call.vector(name)
+    return arguments | more

@@ -18,13 +18,13 @@ def launch_alternatives(program: Program, chosen: Sequence[Alternative]) -> Prog
     for alternative in chosen:
         own = program.launches[alternative.first : alternative.last + 1]
         for start in _sites(program.launches, own):
-            here = program.launches[start : start + len(own)]
+            current = program.launches[start : start + len(own)]
             # One buffer for all sites would be in use from the first to the last of them.
             names = {
                 b.name: f"{b.name}_at_{start}" if start != alternative.first else b.name for b in alternative.buffers
             }
             known |= {name: replace(known[old], name=name) for old, name in names.items()}
-            replaced[start] = len(own), _moved(alternative.launches, own, here, names)
+            replaced[start] = len(own), _moved(alternative.launches, own, current, names)
     launches: list[Launch] = []
     places: dict[int, int] = {}
     index = 0
@@ -59,12 +59,12 @@ def _sites(launches: Sequence[Launch], own: Sequence[Launch]) -> list[int]:
 
 
 def _moved(
-    launches: Sequence[Launch], own: Sequence[Launch], here: Sequence[Launch], names: Mapping[str, str]
+    launches: Sequence[Launch], own: Sequence[Launch], current: Sequence[Launch], names: Mapping[str, str]
 ) -> tuple[Launch, ...]:
-    """The launches with the operands of `own` replaced by those that stand `here` for them, and buffers renamed."""
+    """The launches with the operands of `own` replaced by those of `current` in their place, and buffers renamed."""
     operands = {
         value: theirs.arguments[name]
-        for ours, theirs in zip(own, here, strict=True)
+        for ours, theirs in zip(own, current, strict=True)
         for name, value in ours.arguments.items()
         if isinstance(value, Operand)
     }
@@ -77,22 +77,22 @@ def _moved(
         return operands.get(value, value)
 
     return tuple(
-        replace(launch, arguments={n: moved(v) for n, v in launch.arguments.items()}, origin=here[0].origin)
+        replace(launch, arguments={n: moved(v) for n, v in launch.arguments.items()}, origin=current[0].origin)
         for launch in launches
     )
 
 
 def _alternatives(program: Program, chosen: Sequence[Alternative], places: dict[int, int]) -> list[Alternative]:
     """The alternatives at their sites' new places; a chosen one gives way to what it replaces."""
-    found = []
+    alternatives = []
     for alternative in program.alternatives:
         own = program.launches[alternative.first : alternative.last + 1]
         winner = next((c for c in chosen if (c.first, c.last) == (alternative.first, alternative.last)), None)
         count = len(own) if winner is None else len(winner.launches)
         first = places[alternative.first]
         launches = own if winner is alternative else alternative.launches
-        found.append(Alternative(first, first + count - 1, launches, ()))
-    return found
+        alternatives.append(Alternative(first, first + count - 1, launches, ()))
+    return alternatives
 
 
 def _planned(

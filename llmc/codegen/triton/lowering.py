@@ -28,14 +28,14 @@ def lower_device(graph: ModelGraph, target: GpuTarget, options: BuildOptions) ->
 
     Raises LoweringError naming an op that has no kernel.
     """
-    each = {member.name: _lower(graph, member, options) for member in target.compiled}
-    first, *rest = each.values()
+    by_target = {member.name: _lower(graph, member, options) for member in target.compiled}
+    first, *rest = by_target.values()
     sources = dict(first.sources)
     for other in rest:
         assert other.program.weights == first.program.weights, "targets share the engine's weights"
         assert all(sources.get(file, text) == text for file, text in other.sources.items()), "and its sources"
         sources |= other.sources
-    programs = {name: lowered.program for name, lowered in each.items()}
+    programs = {name: lowered.program for name, lowered in by_target.items()}
     text = carried_graph(graph, first.program, first.recipes)
     return DeviceLowered(programs, sources, first.recipes, first.refusals, text)
 

@@ -70,13 +70,13 @@ def _what_fits(program: Program, target: GpuTarget, needs: _Needs, count: int) -
     length = size * _most(whole, room, lambda blocks: _cache_bytes(program, 1, blocks * size))
     fits = fitting_sequences(program, target)
     if fits:
-        here = f"at most {fits} of that length fit"
+        summary = f"at most {fits} of that length fit"
     elif length > 0:
-        here = f"one sequence of at most {length} tokens fits"
+        summary = f"one sequence of at most {length} tokens fits"
     else:
-        here = "not even its weights fit"
+        summary = "not even its weights fit"
     ranks = _enough_ranks(program, target, needs, count)
-    return here if ranks is None else f"{here}; tensor_parallel_size={ranks} is enough for all of it"
+    return summary if ranks is None else f"{summary}; tensor_parallel_size={ranks} is enough for all of it"
 
 
 def _enough_ranks(program: Program, target: GpuTarget, needs: _Needs, count: int) -> int | None:

@@ -40,16 +40,16 @@ def taken_in(node: fx.Node) -> fx.Node | Refusal | None:
 
 def _norm_of_product(lora: fx.Node) -> fx.Node | None:
     """The norm of the adapters' input, if the product to which they add fuses it."""
-    found = (norm_before(user) for user in lora.users if arguments_of(user).get("delta") is lora)
-    return next((norm for norm in found if norm is arguments_of(lora)["x"]), None)
+    norms = (norm_before(user) for user in lora.users if arguments_of(user).get("delta") is lora)
+    return next((norm for norm in norms if norm is arguments_of(lora)["x"]), None)
 
 
 def _sum_before(norm: fx.Node) -> fx.Node | Refusal | None:
     """The sum over ranks of either summand, or why it is not fused."""
     arguments = arguments_of(norm)
-    found = [_taken_sum(arguments[name]) for name in ("residual", "x") if name in arguments]
-    taken = next((each for each in found if isinstance(each, fx.Node)), None)
-    return taken or next((each for each in found if each is not None), None)
+    sums = [_taken_sum(arguments[name]) for name in ("residual", "x") if name in arguments]
+    total = next((term for term in sums if isinstance(term, fx.Node)), None)
+    return total or next((term for term in sums if term is not None), None)
 
 
 def _taken_sum(total: fx.Node) -> fx.Node | Refusal | None:
@@ -75,7 +75,7 @@ def norm_before(product: fx.Node) -> fx.Node | Refusal | None:
         return None
     value: torch.Tensor = norm.meta["val"]
     read = (r for user in norm.users for r in (user.users if user is arrived else (user,)))
-    readers = dict.fromkeys(each for each in read if each is not arguments_of(product).get("delta"))
+    readers = dict.fromkeys(reader for reader in read if reader is not arguments_of(product).get("delta"))
     if len(readers) > 1:
         names = ", ".join(user.name for user in readers)
         return Refusal(f"its result has {len(readers)} readers: {names}", norm, users=tuple(readers))

@@ -18,8 +18,8 @@ _LOCATION_COMMENT = re.compile(r"^(\t\.loc\t[^/\n]*?) *//.*$", re.MULTILINE)
 
 def portable_ptx(text: str, packages: Path) -> str:
     """The PTX that Triton compiled with line information, for an engine. packages: the folder that Triton is in."""
-    text = _SECTION.sub(lambda found: found[0] if found[1] == _KEPT_SECTION else "", text)
-    text = _FILE.sub(lambda found: f'{found[1]}"{_portable_path(Path(found[2]), packages)}"', text)
+    text = _SECTION.sub(lambda match: match[0] if match[1] == _KEPT_SECTION else "", text)
+    text = _FILE.sub(lambda match: f'{match[1]}"{_portable_path(Path(match[2]), packages)}"', text)
     return _LOCATION_COMMENT.sub(r"\1", _TEMPORARY_LABEL.sub("", text))
 
 

@@ -93,7 +93,9 @@ from llmc.codegen.triton.kernels.loop_math import (
 
 @dataclass(frozen=True)
 class LoopTile:
-    """outer: places of the outer axes a program. block: columns at a time.
+    """The part of a loop that one program computes.
+
+    outer: places of the outer axes per program. block: columns at a time.
 
     sweeps: whether a program takes all columns, block by block, instead of one block only.
     """

@@ -38,7 +38,7 @@ def specialize(
 
     launches = specialized(program.launches)
     alternatives = tuple(replace(a, launches=specialized(a.launches)) for a in program.alternatives)
-    found = tuple(
+    device_kernels = tuple(
         DeviceKernel(
             name=name,
             source=loops if kernel.module is None else sources.get(kernel.module, LIBRARY),
@@ -50,7 +50,7 @@ def specialize(
         )
         for (kernel, parameters), name in names.items()
     )
-    return replace(program, launches=launches, alternatives=alternatives, kernels=found)
+    return replace(program, launches=launches, alternatives=alternatives, kernels=device_kernels)
 
 
 def _parameter(dtypes: OperandDtypes, name: str, value: Argument) -> DeviceParameter:

@@ -104,9 +104,9 @@ def _add_filtered(tail: "_Tail", noise: "dict[str, _Tensor]", vocab_size: int) -
     tail.add(top_k_rows, wanted, {"logits": tail.logits, "k": count}, {0: values, 1: indices})
     weighed: dict[str, Any] = {"logits": tail.logits, "values": values, **tail.inputs("temperature")}
     tail.add(row_masses, wanted, weighed, {0: masses})
-    given: dict[str, Any] = {"values": values, "indices": indices, "masses": masses, "drawn": drawn}
-    given |= {**tail.inputs(*CHOICE_INPUTS), "complete": count == vocab_size}
-    tail.add(sample_candidates, wanted, given, {0: "tokens", 1: "covered"})
+    arguments: dict[str, Any] = {"values": values, "indices": indices, "masses": masses, "drawn": drawn}
+    arguments |= {**tail.inputs(*CHOICE_INPUTS), "complete": count == vocab_size}
+    tail.add(sample_candidates, wanted, arguments, {0: "tokens", 1: "covered"})
 
 
 def _touches_logits(launch: Launch) -> bool:
@@ -128,7 +128,7 @@ def _best(launch: Launch, kernel: Unspecialized, tail: "_Tail") -> DeviceLaunch 
     chunks = -(-outputs // (block * blocks))
     kept = ("IN", "OUT", "OUT_BLOCK", "IN_BLOCK", *(("TOKENS", "AHEAD") if is_gemv else ("TOKEN_BLOCK",)))
     own = {name: constants[name] for name in kept} | {"CHUNKS": chunks}
-    found: dict[str, Argument] = {
+    scratch: dict[str, Argument] = {
         "maxima_ptr": tail.buffer("maxima", chunks, torch.float32).pointer,
         "places_ptr": tail.buffer("places", chunks, torch.int32).pointer,
     }
@@ -138,12 +138,12 @@ def _best(launch: Launch, kernel: Unspecialized, tail: "_Tail") -> DeviceLaunch 
     into = {**rows("tokens", _output("tokens").rows), **rows("scores", _output("scores").rows)}
     return DeviceLaunch(
         best_gemv_kernel if is_gemv else best_narrow_kernel,
-        {**arguments, **found},
+        {**arguments, **scratch},
         own | ({"BLOCKS": blocks} if is_gemv else {}),
         (str(chunks),) if is_gemv else (str(chunks), launch.grid[1]),
         kernel.num_warps,
         kernel.num_stages,
-        then=(join_launch(found, into, chunks, count),),
+        then=(join_launch(scratch, into, chunks, count),),
         seconds=launch.seconds,
     )
 
@@ -210,8 +210,8 @@ class _Tail:
         unless: tuple[str, ...] = (),
     ) -> None:
         """Append a launch and those that follow it."""
-        for index, each in enumerate((launch, *launch.then)):
-            call, is_first = self._backend.call(each, only), index == 0
+        for index, part in enumerate((launch, *launch.then)):
+            call, is_first = self._backend.call(part, only), index == 0
             bytes_moved, seconds = (self._bytes(launch), launch.seconds) if is_first else ("0", None)
             origin = Origin((f"choose_{wanted[0].value}",), None, None)
             function = call.kernel, call.family, call.dtypes, call.arguments

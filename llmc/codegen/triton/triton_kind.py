@@ -75,8 +75,8 @@ class TritonKind:
         engine. None if it does not."""
         from llmc.codegen.triton.kernels.products.sparse_ways import dense_reason  # imports Triton
 
-        found = (dense_reason(storage, member) for member in self.target.compiled)
-        return next((reason for reason in found if reason is not None), None)
+        reasons = (dense_reason(storage, member) for member in self.target.compiled)
+        return next((reason for reason in reasons if reason is not None), None)
 
     def fitting_sequences(self, program: Program) -> int | None:
         """Return the number of sequences of full length that fit the memory of the data sheet."""

@@ -66,7 +66,9 @@ class Cases:
         self._seen += first.values.items()
         for name, value in first.values.items():
             for values in self._others(name, value):
-                unseen = (value for value in values if not any(_is_same((name, value), each) for each in self._seen))
+                unseen = (
+                    value for value in values if not any(_is_same((name, value), earlier) for earlier in self._seen)
+                )
                 case = next(filter(None, (self._with(name, value, first, known) for value in unseen)), None)
                 if case is not None:
                     self._seen += case.values.items()
@@ -81,13 +83,13 @@ class Cases:
     def _others(self, name: str, value: Any) -> Iterator[Sequence[Any]]:
         """Yield lists of other values; one value from each list is enough."""
         domain = () if isinstance(value, Tensor) else self._form.domain(name)
-        shapes = [each for each in domain if isinstance(each, tuple)]
+        shapes = [shape for shape in domain if isinstance(shape, tuple)]
         if isinstance(value, tuple) and self._form.broadcasts(name):
             yield from ([(*value[:i], 1, *value[i + 1 :])] for i in range(len(value)))
             yield [value[1:]]
         elif not isinstance(value, tuple):
             yield shapes
-        yield from ([each] for each in domain if each not in shapes)
+        yield from ([choice] for choice in domain if choice not in shapes)
 
     def _first(self, bindings: Iterable[Mapping[str, Any]]) -> Case | None:
         return next(filter(None, map(self._case, bindings)), None)
@@ -102,14 +104,14 @@ class Cases:
             root = [n for n in graph.graph.nodes if n.target in self._pattern.targets][-1]
             # `applies` says to which matches the rewrite applies, not what they must be.
             functions = (self._pattern.function,)
-            found = find_match(functions, root, graph, rewrite.precondition, rewrite.shares_interior)
-            if isinstance(found, Match):
-                return Case(values, graph, found, pool, evaluate(graph, pool, values))
+            match = find_match(functions, root, graph, rewrite.precondition, rewrite.shares_interior)
+            if isinstance(match, Match):
+                return Case(values, graph, match, pool, evaluate(graph, pool, values))
         except Exception as error:  # Fakes take more shapes than references do; a precondition is the user's own.
             self._failed = f"{type(error).__name__}: {error}"
             return None
-        if isinstance(found, Refusal):
-            self._refused = self._refused or f"refused: {found.reason}"
+        if isinstance(match, Refusal):
+            self._refused = self._refused or f"refused: {match.reason}"
         return None
 
 

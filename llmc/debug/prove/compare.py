@@ -38,8 +38,8 @@ class Counterexample:
 
     def __str__(self) -> str:
         at = ", ".join(f"{name} = {value:g}" for name, value in self.inputs.items()) or "all 0"
-        given = with_constants(self.constants)
-        return f"{self.element}: {self.before:.6g} becomes {self.after:.6g} at {at}{given}"
+        constants = with_constants(self.constants)
+        return f"{self.element}: {self.before:.6g} becomes {self.after:.6g} at {at}{constants}"
 
 
 @dataclass(frozen=True)
@@ -78,9 +78,9 @@ class Comparer:
         evaluated: set[_Pair] = set()
         for pair, name in new.items():
             points = _Points(*pair)
-            found = points.counterexample(name)
-            if found is not None:
-                return Comparison(0, 0, found)
+            counterexample = points.counterexample(name)
+            if counterexample is not None:
+                return Comparison(0, 0, counterexample)
             if points.count:
                 evaluated.add(pair)
         for pair, name in new.items():
@@ -156,11 +156,11 @@ def _function(symbols: Sequence[Any], expression: Expression) -> Callable[[Seque
 
     def value(values: Sequence[Any]) -> Any:
         try:
-            found = mpmath.mpmathify(evaluate(*values))
+            number = mpmath.mpmathify(evaluate(*values))
         except (ZeroDivisionError, ValueError, OverflowError, TypeError):  # TypeError: complex numbers have no order
             return mpmath.nan
-        imaginary = abs(mpmath.im(found))
-        return found.real if imaginary <= _TOLERANCE * (1 + abs(found)) else found
+        imaginary = abs(mpmath.im(number))
+        return number.real if imaginary <= _TOLERANCE * (1 + abs(number)) else number
 
     return value
 

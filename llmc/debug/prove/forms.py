@@ -21,21 +21,21 @@ class Form:
 
     def __init__(self, pattern: Pattern, chosen: Mapping[fx.Node, Any]) -> None:
         self._chosen, self._kinds = chosen, pattern.kinds
-        self.outputs = tuple(self._resolved(each) for each in pattern.outputs)
+        self.outputs = tuple(self._resolved(output) for output in pattern.outputs)
         self.calls: tuple[fx.Node, ...] = tuple(self._inputs_first())
         self._results: dict[Hashable, Any] = {}
 
     def wildcards(self) -> tuple[str, ...]:
         """The wildcards of this form."""
-        found = (n for call in self.calls for n in self._inputs(call) if n.op == "placeholder")
-        return tuple(dict.fromkeys(str(n.target) for n in found))
+        placeholders = (n for call in self.calls for n in self._inputs(call) if n.op == "placeholder")
+        return tuple(dict.fromkeys(str(n.target) for n in placeholders))
 
     def body(self, **values: Any) -> Any:
         """The form drawn on these values, or computed of them."""
-        made: dict[fx.Node, Any] = {}
+        computed: dict[fx.Node, Any] = {}
         for call in self.calls:
-            made[call] = self._call(call, made, values)
-        results = tuple(made[each] for each in self.outputs)
+            computed[call] = self._call(call, computed, values)
+        results = tuple(computed[output] for output in self.outputs)
         return results if len(results) > 1 else results[0]
 
     def bindings(self, known: Mapping[str, Any], most_tries: int = _TRIES) -> Iterator[dict[str, Any]]:
@@ -91,8 +91,8 @@ class Form:
         record = record_of(call)
         if record is None or record.check is None:
             return True
-        given = fx.map_arg(call_arguments(call), lambda node: self._value(node, made, values))
-        return record.check(OpCall(given, result, {})) is None
+        arguments = fx.map_arg(call_arguments(call), lambda node: self._value(node, made, values))
+        return record.check(OpCall(arguments, result, {})) is None
 
     def domain(self, wildcard: str) -> Sequence[Any]:
         """The domain of a wildcard, by the first op that reads it."""
@@ -126,8 +126,8 @@ class Form:
             if node in seen or node.op == "placeholder":
                 return
             seen.add(node)
-            for each in self._inputs(node):
-                yield from visit(each)
+            for operand in self._inputs(node):
+                yield from visit(operand)
             yield node
 
         for output in self.outputs:
@@ -138,18 +138,18 @@ def forms(pattern: Pattern) -> list[Form]:
     """Return every form, without repetition."""
     graph = pattern.outputs[0].graph
     choices = [n for n in graph.nodes if n.target is either]
-    found: dict[tuple[fx.Node, ...], Form] = {}
+    distinct: dict[tuple[fx.Node, ...], Form] = {}
     for chosen in itertools.product(*(n.args for n in choices)):
         form = Form(pattern, dict(zip(choices, chosen, strict=True)))
         key = (*form.calls, *(n for call in form.calls for n in form._inputs(call)))
-        found.setdefault(key, form)
-    return list(found.values())
+        distinct.setdefault(key, form)
+    return list(distinct.values())
 
 
 def _nodes(argument: Any) -> list[fx.Node]:
-    found: list[fx.Node] = []
-    fx.map_arg(argument, found.append)
-    return found
+    nodes: list[fx.Node] = []
+    fx.map_arg(argument, nodes.append)
+    return nodes
 
 
 def _key(value: Any) -> Hashable:

@@ -37,10 +37,10 @@ class Pool:
 
     def number(self, expression: Expression) -> int:
         """The index of an expression, added if it is new."""
-        found = self._numbers.setdefault(expression, len(self.expressions))
-        if found == len(self.expressions):
+        index = self._numbers.setdefault(expression, len(self.expressions))
+        if index == len(self.expressions):
             self.expressions.append(expression)
-        return found
+        return index
 
     def symbols(self, name: str, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> "SymbolicTensor":
         """A tensor of symbols name[i, j]."""
@@ -54,7 +54,7 @@ class Pool:
             return value.numbers
         elements = value.reshape(-1).tolist() if isinstance(value, Tensor) else [value]
         shape = value.shape if isinstance(value, Tensor) else ()
-        return torch.tensor([self.number(exact(each)) for each in elements], dtype=torch.int64).reshape(shape)
+        return torch.tensor([self.number(exact(element)) for element in elements], dtype=torch.int64).reshape(shape)
 
     def elements(self, value: Any) -> list[Expression]:
         """A tensor's elements in order."""
@@ -71,9 +71,9 @@ class SymbolicTensor(Tensor):
     @staticmethod
     def __new__(cls: "type[SymbolicTensor]", numbers: Tensor, pool: Pool, dtype: torch.dtype) -> "SymbolicTensor":
         make: Any = Tensor._make_wrapper_subclass
-        made: SymbolicTensor = make(cls, numbers.shape, numbers.stride(), dtype=dtype)
-        made.numbers, made.pool = numbers, pool
-        return made
+        instance: SymbolicTensor = make(cls, numbers.shape, numbers.stride(), dtype=dtype)
+        instance.numbers, instance.pool = numbers, pool
+        return instance
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
@@ -82,26 +82,26 @@ class SymbolicTensor(Tensor):
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         """Called by torch in place of a kernel."""
-        given = kwargs or {}
-        pool = next(v.pool for v in tree_flatten((args, given))[0] if isinstance(v, SymbolicTensor))
+        keywords = kwargs or {}
+        pool = next(v.pool for v in tree_flatten((args, keywords))[0] if isinstance(v, SymbolicTensor))
         if func in RECORDS:
-            return RECORDS[func].reference(*args, **given)
+            return RECORDS[func].reference(*args, **keywords)
         if func in _STRUCTURED:
-            return _STRUCTURED[func](*args, **given)
+            return _STRUCTURED[func](*args, **keywords)
         if func in _EMPTY:
-            like = _example(func, args, given)
+            like = _example(func, args, keywords)
             return SymbolicTensor(torch.zeros(like.shape, dtype=torch.int64), pool, like.dtype)
         if func in ELEMENTARY and func not in REDUCTIONS:
-            return _pointwise(pool, func, args, given)
+            return _pointwise(pool, func, args, keywords)
         if func._schema.is_mutable and func not in _MOVES:
-            return _in_place(func, args, given)
+            return _in_place(func, args, keywords)
         if func not in _MOVES:
-            decomposed = func.decompose(*args, **given)
+            decomposed = func.decompose(*args, **keywords)
             if decomposed is not NotImplemented:
                 return decomposed
             if not func.is_view:
                 raise NotOverSymbols(f"{func} has no meaning over symbols")
-        return _moved(pool, func, args, given)
+        return _moved(pool, func, args, keywords)
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"SymbolicTensor({self.pool.elements(self)})"
@@ -151,13 +151,13 @@ def _pointwise(pool: Pool, func: Any, args: Any, kwargs: Any) -> SymbolicTensor:
 
     node = graph.call_function(func, tree_map(operand, args), tree_map(operand, kwargs))
     node.meta["val"] = like
-    made: dict[tuple[int, ...], int] = {}
+    emitted: dict[tuple[int, ...], int] = {}
     numbers = []
     for place in range(like.numel()):
-        key = tuple(each[place] for each in operands.values())
-        if key not in made:
-            made[key] = emit(node, _Element(pool, dict(zip(operands, key, strict=True))))
-        numbers.append(made[key])
+        key = tuple(value[place] for value in operands.values())
+        if key not in emitted:
+            emitted[key] = emit(node, _Element(pool, dict(zip(operands, key, strict=True))))
+        numbers.append(emitted[key])
     return SymbolicTensor(torch.tensor(numbers, dtype=torch.int64).reshape(like.shape), pool, like.dtype)
 
 

@@ -60,12 +60,12 @@ def prove(graph_pass: Pass) -> Verdict:
     if isinstance(graph_pass, Rewrite):
         patterns = [trace_pattern(function) for function in graph_pass.patterns]
         fakes = ExampleFakes()
-        found = (
+        comparisons = (
             _of_cases(graph_pass, Cases(graph_pass, pattern, form, fakes))
             for pattern in patterns
             for form in forms(pattern)
         )
-        return _of_forms(graph_pass.name, found)
+        return _of_forms(graph_pass.name, comparisons)
     if isinstance(graph_pass, GraphPass) and graph_pass.examples:
         return _of_forms(graph_pass.name, ([_run_on(graph_pass, example)] for example in graph_pass.examples))
     reason = None if isinstance(graph_pass, Rewrite) else graph_pass.unproved
@@ -74,18 +74,18 @@ def prove(graph_pass: Pass) -> Verdict:
     )
 
 
-def _of_forms(name: str, found: Iterable[Iterable[Comparison]]) -> Verdict:
+def _of_forms(name: str, attempts: Iterable[Iterable[Comparison]]) -> Verdict:
     """Combine the comparisons of all cases of each form into one verdict."""
     proved = compared = cases = count = 0
     problem: str | None = None
     try:
-        for count, comparisons in enumerate(found, 1):
-            for each in comparisons:
-                if each.counterexample is not None:
-                    return Verdict(name, Outcome.DISPROVED, count, cases + 1, counterexample=each.counterexample)
-                problem = problem or each.problem
-                cases += each.problem is None
-                proved, compared = proved + each.proved, compared + each.compared
+        for count, comparisons in enumerate(attempts, 1):
+            for comparison in comparisons:
+                if comparison.counterexample is not None:
+                    return Verdict(name, Outcome.DISPROVED, count, cases + 1, counterexample=comparison.counterexample)
+                problem = problem or comparison.problem
+                cases += comparison.problem is None
+                proved, compared = proved + comparison.proved, compared + comparison.compared
     except PassError as error:
         return Verdict(name, Outcome.DISPROVED, count, cases + 1, error.problem)
     if problem is not None:
@@ -98,9 +98,9 @@ def _of_forms(name: str, found: Iterable[Iterable[Comparison]]) -> Verdict:
 
 def _of_cases(rewrite: Rewrite, cases: Cases) -> Iterator[Comparison]:
     comparer = Comparer()
-    found = itertools.chain.from_iterable(map(cases.found, rewrite.examples or ({},)))
+    instances = itertools.chain.from_iterable(map(cases.found, rewrite.examples or ({},)))
     is_found = False
-    for case in found:
+    for case in instances:
         is_found = True
         yield _rewritten(rewrite, case, comparer)
     if not is_found:
@@ -109,21 +109,21 @@ def _of_cases(rewrite: Rewrite, cases: Cases) -> Iterator[Comparison]:
 
 def _rewritten(rewrite: Rewrite, case: Case, comparer: Comparer) -> Comparison:
     """PassError if what the replacement makes cannot take the pattern's place."""
-    given = with_constants(case.constants())
+    constants = with_constants(case.constants())
     try:
         put_in_place(case.match, rewrite.replacement)
     except PassError as error:
-        raise PassError(f"{error.problem}{given}", at=error.at) from error
+        raise PassError(f"{error.problem}{constants}", at=error.at) from error
     except Exception as error:
-        raise PassError(f"the replacement fails: {_first_line(error)}{given}") from error
+        raise PassError(f"the replacement fails: {_first_line(error)}{constants}") from error
     try:
         after = evaluate(case.graph, case.pool, case.values)
     except Exception as error:  # The replacement may be any op, also one that has no meaning over symbols.
-        return Comparison(0, 0, problem=f"after it: {_first_line(error)}{given}")
-    found = _compared(case.before, after, case.pool, comparer)
-    if found.counterexample is None:
-        return found
-    return replace(found, counterexample=replace(found.counterexample, constants=case.constants()))
+        return Comparison(0, 0, problem=f"after it: {_first_line(error)}{constants}")
+    comparison = _compared(case.before, after, case.pool, comparer)
+    if comparison.counterexample is None:
+        return comparison
+    return replace(comparison, counterexample=replace(comparison.counterexample, constants=case.constants()))
 
 
 def _first_line(error: Exception) -> str:

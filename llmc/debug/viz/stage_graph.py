@@ -65,9 +65,9 @@ def stage_graph(
     texts = [read_graph_text(text, source) for _, _, text in graphs]
     reached = [text for text in texts if text.stage == stage]
     if not reached:
-        found = ", ".join(dict.fromkeys(text.stage for text in texts)) or "none"
+        stages = ", ".join(dict.fromkeys(text.stage for text in texts)) or "none"
         raise OptionError(
-            f"there is no graph of stage {stage}; there are: {found}",
+            f"there is no graph of stage {stage}; there are: {stages}",
             at=source,
             fix="choose one of these, or build the engine again with this llmc",
         )

@@ -17,9 +17,9 @@ WEIGHT_ON_THE_RIGHT = frozenset({aten.addmm.default, aten.mm.default, aten.matmu
 def adaptable_layers(graph: ModelGraph) -> tuple[Adaptable, ...]:
     """Return the layers that adapters may change, in the order of their weights. Two layers with the same name are left
     out."""
-    found = [layer for node in graph.weight_nodes() if (layer := _layer(graph, node)) is not None]
-    counts = Counter(layer.name for layer in found)
-    return tuple(layer for layer in found if counts[layer.name] == 1)
+    layers = [layer for node in graph.weight_nodes() if (layer := _layer(graph, node)) is not None]
+    counts = Counter(layer.name for layer in layers)
+    return tuple(layer for layer in layers if counts[layer.name] == 1)
 
 
 def _layer(graph: ModelGraph, weight: fx.Node) -> Adaptable | None:

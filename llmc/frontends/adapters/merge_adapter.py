@@ -96,14 +96,14 @@ def _find(graph: ModelGraph, module: str, adapter: Adapter, *, is_table: bool) -
     """The weight that a module's readers read: lookups of a table, of any other module products."""
     places = [_Place(node, _readers(node, lookups=is_table)) for node in graph.weight_nodes()]
     places = [place for place in places if place.readers and place.weight.meta["val"].dim() == 2]
-    found = [each for each in places if _is_of(graph.weights[each.weight.name], each.weight.name, module)]
-    if not found and module in _HEADS:
+    fitting = [place for place in places if _is_of(graph.weights[place.weight.name], place.weight.name, module)]
+    if not fitting and module in _HEADS:
         looked_up = {_stored(graph, node) for node in graph.weight_nodes() if _readers(node, lookups=True)}
-        found = [each for each in places if _stored(graph, each.weight) in looked_up]
-    if len(found) != 1:
-        names = [tail(name.removesuffix(".weight")) for each in places for name in _stored(graph, each.weight)]
+        fitting = [place for place in places if _stored(graph, place.weight) in looked_up]
+    if len(fitting) != 1:
+        names = [tail(name.removesuffix(".weight")) for place in places for name in _stored(graph, place.weight)]
         raise _another_model(adapter, f"the model has no {'table' if is_table else 'linear layer'} {module!r}", names)
-    return found[0]
+    return fitting[0]
 
 
 def _readers(weight: fx.Node, *, lookups: bool) -> tuple[fx.Node, ...]:

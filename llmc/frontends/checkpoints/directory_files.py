@@ -32,7 +32,7 @@ def read_json_if_there(file: Path) -> dict[str, Any]:
 def read_json_list(file: Path) -> list[dict[str, Any]]:
     """A JSON list of objects; raises CheckpointError if it is not one."""
     value = _parsed(file)
-    if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
+    if not isinstance(value, list) or not all(isinstance(entry, dict) for entry in value):
         raise CheckpointError("holds no JSON list of objects", at=file, fix=DOWNLOAD_AGAIN)
     return value
 

@@ -47,8 +47,8 @@ def stored_dtype(opened: OpenedModel[CheckpointSource]) -> torch.dtype | None:
 
     settings = read_json(opened.given / "config.json")
     text = settings.get("text_config")
-    for each in (text if isinstance(text, dict) else {}, settings):
-        named = each.get("dtype") or each.get("torch_dtype")
+    for section in (text if isinstance(text, dict) else {}, settings):
+        named = section.get("dtype") or section.get("torch_dtype")
         if isinstance(named, str) and named in NAMED_DTYPES:
             return NAMED_DTYPES[named]
     return opened.weights.dtype()

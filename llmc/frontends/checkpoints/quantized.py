@@ -53,11 +53,11 @@ class QuantizedSource(HidingSource):
 
     def weight(self, name: str) -> StoredWeight | None:
         """Return how the weight's codes are stored; None if it is not quantized."""
-        found = self._weights.get(name)
-        if found is None:
+        packed = self._weights.get(name)
+        if packed is None:
             return None
-        scheme = found.scheme
-        return StoredWeight(name, found.shape, scheme.method, scheme.format, scheme.activation)
+        scheme = packed.scheme
+        return StoredWeight(name, packed.shape, scheme.method, scheme.format, scheme.activation)
 
     def rounded(self, name: str) -> RoundedAgain | None:
         """Return None, because all formats that are read are codes."""
@@ -78,19 +78,21 @@ class QuantizedSource(HidingSource):
         if not part:
             weight = self._weights[base]
             return weight.as_model_has_it(unpacked.values(weight.scheme.format))
-        found: Tensor | None = getattr(unpacked, part) if part in _PARTS else None
-        if found is None:
+        values: Tensor | None = getattr(unpacked, part) if part in _PARTS else None
+        if values is None:
             raise CheckpointError(f"weight {base!r} has no {part}", at=self.directory, fix="compile the model again")
-        return found
+        return values
 
     def are_alike(self, names: Sequence[str]) -> bool:
         """Whether the weights' codes can be the rows of one matrix: of one scheme and shape, all with zeros or none,
         columns in place, and without scales of activations."""
         weights = [self._weights.get(name) for name in names]
-        known = [each for each in weights if each is not None and each.experts is None and each.input_scale is None]
-        if len(known) != len(weights) or any(each.has_order() for each in known):
+        known = [
+            weight for weight in weights if weight is not None and weight.experts is None and weight.input_scale is None
+        ]
+        if len(known) != len(weights) or any(weight.has_order() for weight in known):
             return False
-        return len({(each.scheme, each.shape, each.stored_shapes, each.has_zeros()) for each in known}) == 1
+        return len({(weight.scheme, weight.shape, weight.stored_shapes, weight.has_zeros()) for weight in known}) == 1
 
     def input_scale(self, name: str) -> Tensor | None:
         """The static scale of a weight's activations, [1] in fp32; None if it has none."""

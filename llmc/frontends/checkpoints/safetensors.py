@@ -53,7 +53,7 @@ class SafetensorsSource:
         """Raise CheckpointError unless the tensor has this shape and, if asked, a floating-point type."""
         entry = self.entry(name)
         if floating and entry.dtype in _SCALED:
-            others = [each for each in self._entries if each.startswith(name) and each != name]
+            others = [candidate for candidate in self._entries if candidate.startswith(name) and candidate != name]
             with_scales = f", next to {', '.join(sorted(others)[:3])}" if others else ""
             raise CheckpointError(
                 f"tensor {name!r} is stored as {entry.dtype}{with_scales}, and no file says how its numbers are scaled",

@@ -88,9 +88,9 @@ def _chosen(name: str, shards: Mapping[str, TensorEntry], named: str | None, ind
         return shards[named]
     if len(shards) == 1:
         return next(iter(shards.values()))
-    which = "names it for none" if named is None else f"names it for {named}, which has no such tensor"
+    claim = "names it for none" if named is None else f"names it for {named}, which has no such tensor"
     raise CheckpointError(
-        f"tensor {name!r} is in {' and '.join(sorted(shards))}, and the index {which}",
+        f"tensor {name!r} is in {' and '.join(sorted(shards))}, and the index {claim}",
         at=index,
         fix="remove shards that do not belong to this checkpoint, or correct the index",
     )

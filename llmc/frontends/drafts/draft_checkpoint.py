@@ -45,9 +45,9 @@ class DraftTensors:
         """Return the shape of a tensor. Raises CheckpointError if the checkpoint lacks it."""
         if name not in self._names:
             names = sorted(self._names)
-            some = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+            listed = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
             raise CheckpointError(
-                f"the draft's checkpoint has no tensor {name!r}, but {some}",
+                f"the draft's checkpoint has no tensor {name!r}, but {listed}",
                 at=self._source.directory,
                 fix="download the whole checkpoint again, or check that config.json belongs to it",
             )
@@ -55,10 +55,10 @@ class DraftTensors:
 
     def recipe(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Recipe:
         """The recipe of a tensor with this shape. Raises CheckpointError."""
-        found = self.shape(name)
-        if found != shape:
+        actual = self.shape(name)
+        if actual != shape:
             raise CheckpointError(
-                f"tensor {name!r} is {list(found)}, where a draft for {self._target} needs {list(shape)}",
+                f"tensor {name!r} is {list(actual)}, where a draft for {self._target} needs {list(shape)}",
                 at=self._source.entry(name).file,
                 fix="take the draft that was trained for this model",
             )
@@ -76,7 +76,7 @@ def parameter_recipes(
     for name, parameter in module.named_parameters(remove_duplicate=False):
         if name in known:
             continue
-        prefix = max((each for each in stored if name.startswith(each)), key=len)
+        prefix = max((stem for stem in stored if name.startswith(stem)), key=len)
         recipes[name] = tensors.recipe(
             stored[prefix] + name.removeprefix(prefix), tuple(parameter.shape), parameter.dtype
         )

@@ -11,7 +11,10 @@ from llmc.graph.draft_records import Target
 
 
 def draft_decoder(settings: dict[str, Any], file: Path, target: Target) -> Any:
-    """The decoder without embeddings. settings: as in a config.json. Raises CheckpointError."""
+    """Return the transformers decoder that the settings of a config.json describe, without its embeddings.
+
+    Raises CheckpointError for an unknown architecture and for invalid values.
+    """
     transformers = import_transformers()
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
@@ -30,7 +33,7 @@ def draft_decoder(settings: dict[str, Any], file: Path, target: Target) -> Any:
 
 
 def decoder_of(config: Any, model_class: Any, file: Path, target: Target) -> Any:
-    """The same of a config of transformers, which is taken over."""
+    """Return the decoder of a transformers config, without its embeddings; the config is changed in place."""
     with valid_values(config.model_type, file):
         check_sizes(config, file)
         # The embeddings are not part of the decoder, so the size of its vocabulary does not matter.

@@ -10,7 +10,7 @@ from llmc.program import Limits
 
 
 def draft_options(options: BuildOptions, limits: Limits) -> tuple[BuildOptions, tuple[str, ...]]:
-    """The draft's, and what a build should say of them. limits: of the engine that it drafts for.
+    """Return the options that build the draft, and notes for the build to print. limits: of the engine it drafts for.
 
     Its weights are quantized and made sparse alike, unless that needs text to calibrate on: a draft reads hidden
     states. For the same reason it is not pruned.
@@ -18,13 +18,13 @@ def draft_options(options: BuildOptions, limits: Limits) -> tuple[BuildOptions, 
     changes: dict[str, object] = {"speculative": None, "prune": (), "stop_after": None}
     changes["max_model_len"] = limits.max_model_len
     notes: tuple[str, ...] = ()
-    for name, schemes, given, left in (
+    for name, schemes, texts, left in (
         ("quantize", options.quantization, options.quantize, "are not quantized"),
         ("sparsity", options.zeros, options.sparsity, "stay dense"),
     ):
         if schemes.needs_calibration:
             changes |= {name: (), "calibration": None}
-            why = f"{', '.join(given)} calibrates on text, and a draft reads no text"
+            why = f"{', '.join(texts)} calibrates on text, and a draft reads no text"
             notes += (f"the draft's own weights {left}: {why}",)
     return options.model_copy(update=changes), notes
 

@@ -31,11 +31,11 @@ class Eagle3FirstLayer(nn.Module):
             setattr(self.self_attn, name, wide)
 
     def forward(self, hidden_states: Tensor, **options: Any) -> Tensor:
-        """hidden_states: [1, T, 2 · width], the embeddings first; returns [1, T, width]."""
+        """Run the layer. hidden_states: [1, T, 2 · width], the embeddings first. Returns [1, T, width]."""
         embedding, hidden = hidden_states.chunk(2, dim=-1)
         normed = self.hidden_norm(hidden)
-        both = torch.cat((self.input_layernorm(embedding), normed), dim=-1)
-        attended, _ = self.self_attn(hidden_states=both, **options)
+        joined = torch.cat((self.input_layernorm(embedding), normed), dim=-1)
+        attended, _ = self.self_attn(hidden_states=joined, **options)
         x = (normed if self.norm_before_residual else hidden) + attended
         result: Tensor = x + self.mlp(self.post_attention_layernorm(x))
         return result
@@ -53,11 +53,14 @@ class Eagle3Draft(nn.Module):
         self.norm_output = norm_output
 
     def forward(self, input_ids: Tensor, positions: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """input_ids, positions: [1, T]; hidden: [1, T, width], fp32. Returns logits [1, T, draft vocabulary] and
-        hidden states of the model's dtype."""
+        """Run the draft.
+
+        input_ids, positions: [1, T]; hidden: [1, T, width], fp32. Returns logits [1, T, draft vocabulary] and
+        hidden states of the model's dtype.
+        """
         embedding = self.embed_tokens(input_ids)
-        both = torch.cat((embedding, hidden.to(embedding.dtype)), dim=-1)
-        x = self.decoder(inputs_embeds=both, position_ids=positions, use_cache=False).last_hidden_state
+        joined = torch.cat((embedding, hidden.to(embedding.dtype)), dim=-1)
+        x = self.decoder(inputs_embeds=joined, position_ids=positions, use_cache=False).last_hidden_state
         normed = self.norm(x)
         return self.lm_head(normed), normed if self.norm_output else x
 

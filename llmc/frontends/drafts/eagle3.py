@@ -47,7 +47,7 @@ class Eagle3Settings:
     def tapped_layers(self, layers: int) -> tuple[int, ...]:
         """The layers whose inputs are read; `layers` stands for the output of the last. Raises CheckpointError."""
         ids = (2, layers // 2, layers - 3) if self.layer_ids is None else self.layer_ids
-        if not ids or any(not 0 <= each <= layers for each in ids) or len(set(ids)) < len(ids):
+        if not ids or any(not 0 <= layer_id <= layers for layer_id in ids) or len(set(ids)) < len(ids):
             raise CheckpointError(
                 f"hidden states before the layers {list(ids)} do not exist in a model of {layers} layers",
                 at=self.file,
@@ -75,17 +75,17 @@ def read_eagle3(directory: Path) -> Eagle3Settings:
 def layer_ids(settings: Mapping[str, Any], file: Path) -> tuple[int, ...] | None:
     """The layers that a config lists; None if it does not. Raises CheckpointError if the value is not a list of
     numbers."""
-    given = settings.get(LAYER_IDS)
-    if not given:
+    ids = settings.get(LAYER_IDS)
+    if not ids:
         return None
-    if not isinstance(given, list) or any(type(each) is not int for each in given):
-        raise CheckpointError(f"{LAYER_IDS} is {given!r:.80}, not a list of numbers", at=file, fix="correct the value")
-    return tuple(given)
+    if not isinstance(ids, list) or any(type(layer_id) is not int for layer_id in ids):
+        raise CheckpointError(f"{LAYER_IDS} is {ids!r:.80}, not a list of numbers", at=file, fix="correct the value")
+    return tuple(ids)
 
 
 def _before_layers(ids: tuple[int, ...] | None) -> tuple[int, ...] | None:
     """SGLang's numbers as ours."""
-    return ids if ids is None or ids[0] != 1 else tuple(each + 1 for each in ids)
+    return ids if ids is None or ids[0] != 1 else tuple(layer_id + 1 for layer_id in ids)
 
 
 @dataclass(frozen=True)
@@ -127,11 +127,11 @@ class Eagle3Checkpoint:
 
 def _check_width(settings: Eagle3Settings, tensors: DraftTensors, width: int) -> None:
     count = _USUAL_LAYERS if settings.layer_ids is None else len(settings.layer_ids)
-    found = tensors.shape("fc.weight")
-    if len(found) != 2 or found[1] != count * width:
-        of = f" of {found[1] // count}" if len(found) == 2 and found[1] % count == 0 else ""
+    shape = tensors.shape("fc.weight")
+    if len(shape) != 2 or shape[1] != count * width:
+        of = f" of {shape[1] // count}" if len(shape) == 2 and shape[1] % count == 0 else ""
         raise CheckpointError(
-            f"the draft reads {count} hidden states{of} (its fc.weight is {list(found)}), those of this model have "
+            f"the draft reads {count} hidden states{of} (its fc.weight is {list(shape)}), those of this model have "
             f"{width}",
             at=settings.file.parent,
             fix="take the draft that was trained for this model, and check its layer ids",

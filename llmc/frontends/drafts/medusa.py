@@ -48,9 +48,9 @@ def read_medusa(path: Path) -> MedusaCheckpoint:
         entries = {name: entry for name, entry in entries.items() if name.startswith(_PREFIX)}
     blocks, outputs = _sorted_by_head(entries)
     if not blocks:
-        found = ", ".join(list(entries)[:3])
+        names = ", ".join(list(entries)[:3])
         raise CheckpointError(
-            f"the file holds no Medusa heads: its {len(entries)} tensors are {found}, …",
+            f"the file holds no Medusa heads: its {len(entries)} tensors are {names}, …",
             at=file,
             fix="give heads with keys such as 0.0.linear.weight or blocks.0.layers.0.weight, or train "
             "some: llmc train-medusa ENGINE --text FILE -o heads.safetensors",
@@ -63,9 +63,9 @@ def read_medusa(path: Path) -> MedusaCheckpoint:
 
 def _file(path: Path) -> Path:
     if path.is_dir():
-        found = next((path / name for name in _FILES if (path / name).is_file()), None)
-        if found is not None:
-            return found
+        file = next((path / name for name in _FILES if (path / name).is_file()), None)
+        if file is not None:
+            return file
         several = sorted(path.glob("*.safetensors"))
         if len(several) == 1:
             return several[0]
@@ -104,19 +104,21 @@ def _sorted_by_head(entries: Mapping[str, TensorEntry]) -> tuple[Blocks, dict[in
 def _head(
     index: int, blocks: Blocks, outputs: Mapping[int, tuple[int | None, str]], shared: str | None, file: Path
 ) -> MedusaHead:
-    found = blocks.get(index, {})
+    head_blocks = blocks.get(index, {})
     stated, output = outputs.get(index, (None, shared))
-    layers = max((*(layer + 1 for layer in found), stated or 0))
-    if not found or (len(found) < layers and len(found) > 1):
-        missing = next((layer for layer in range(layers) if layer not in found), 0)
+    layers = max((*(layer + 1 for layer in head_blocks), stated or 0))
+    if not head_blocks or (len(head_blocks) < layers and len(head_blocks) > 1):
+        missing = next((layer for layer in range(layers) if layer not in head_blocks), 0)
         raise CheckpointError(
-            f"head {index} has no layer {missing}: {len(found)} of {layers} are there",
+            f"head {index} has no layer {missing}: {len(head_blocks)} of {layers} are there",
             at=file,
             fix="download the whole checkpoint again",
         )
     # Safetensors keeps one copy of a block that all layers share, as in the reference implementation.
-    only = next(iter(found.values()))
-    return MedusaHead(tuple(_block(found.get(layer, only), index, layer, file) for layer in range(layers)), output)
+    only = next(iter(head_blocks.values()))
+    return MedusaHead(
+        tuple(_block(head_blocks.get(layer, only), index, layer, file) for layer in range(layers)), output
+    )
 
 
 def _block(names: Mapping[str, str], head: int, layer: int, file: Path) -> MedusaBlock:

@@ -92,7 +92,7 @@ def qwen_mtp(source: SafetensorsSource) -> MtpCheckpoint:
         "projection.": "mtp.fc.",
         NORM: "mtp.norm.",
     }
-    numbers = {int(found[1]) for name in source.names() if (found := _QWEN_LAYER.match(name))} or {0}
+    numbers = {int(match[1]) for name in source.names() if (match := _QWEN_LAYER.match(name))} or {0}
     return MtpCheckpoint(source, tuple({**names, LAYER: f"mtp.layers.{number}."} for number in sorted(numbers)))
 
 
@@ -127,17 +127,17 @@ def mtp_tensors(source: WeightSource) -> frozenset[str]:
 
 def _projections(source: WeightSource) -> list[str]:
     """The numbers of the layers with an eh_proj."""
-    return [found[1] for name in source.names() if (found := _PROJECTION.fullmatch(name))]
+    return [match[1] for name in source.names() if (match := _PROJECTION.fullmatch(name))]
 
 
 def _check_sizes(config: Any, target: Target, file: Path) -> None:
-    for name, found, wanted in (
+    for name, actual, wanted in (
         ("hidden_size", config.hidden_size, target.width),
         ("vocab_size", config.vocab_size, target.vocab_size),
     ):
-        if found != wanted:
+        if actual != wanted:
             raise CheckpointError(
-                f"the draft's {name} is {found}, that of {target.name} is {wanted}",
+                f"the draft's {name} is {actual}, that of {target.name} is {wanted}",
                 at=file,
                 fix="take the draft that was trained for this model",
             )
@@ -145,10 +145,12 @@ def _check_sizes(config: Any, target: Target, file: Path) -> None:
 
 def _one_layer(config: Any, *, has_experts: bool) -> Any:
     """The config of one layer with full attention, the last of its kind, with experts or without."""
-    one = copy.deepcopy(config)
-    one.num_hidden_layers = 1
-    if getattr(one, "layer_types", None):
-        one.layer_types = ["full_attention" if "full_attention" in one.layer_types else one.layer_types[-1]]
+    shortened = copy.deepcopy(config)
+    shortened.num_hidden_layers = 1
+    if getattr(shortened, "layer_types", None):
+        shortened.layer_types = [
+            "full_attention" if "full_attention" in shortened.layer_types else shortened.layer_types[-1]
+        ]
     # As architectures say which of their layers have experts.
     for name, value in (
         ("first_k_dense_replace", 0 if has_experts else 1),
@@ -156,6 +158,6 @@ def _one_layer(config: Any, *, has_experts: bool) -> Any:
         ("mlp_only_layers", [] if has_experts else [0]),
         ("decoder_sparse_step", 1),
     ):
-        if getattr(one, name, None) is not None:
-            setattr(one, name, value)
-    return one
+        if getattr(shortened, name, None) is not None:
+            setattr(shortened, name, value)
+    return shortened

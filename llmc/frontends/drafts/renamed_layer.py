@@ -18,8 +18,8 @@ class RenamedLayer:
     def __init__(self, source: SafetensorsSource, layer: str, norm: str, others: Collection[str]) -> None:
         self._source, self._layer = source, layer
         self._names = {
-            here + name.removeprefix(stored): name
-            for stored, here in ((layer, "layers.0."), (norm, "norm."))
+            prefix + name.removeprefix(stored): name
+            for stored, prefix in ((layer, "layers.0."), (norm, "norm."))
             for name in source.names()
             if name.startswith(stored) and not (stored == layer and name.startswith(tuple(others)))
         }
@@ -52,14 +52,14 @@ class RenamedLayer:
         """
         layer = self._layer.removesuffix(".")
         try:
-            found = stored_recipes(decoder, self)
+            read = stored_recipes(decoder, self)
         except CheckpointError as error:
             raise CheckpointError(f"{layer}, here layers.0: {error.problem}", at=error.at, fix=error.fix) from None
-        if found.notes:
+        if read.notes:
             raise CheckpointError(
-                f"the layer {layer} is not one of {decoder.config.model_type!r}: {found.notes[0]}",
+                f"the layer {layer} is not one of {decoder.config.model_type!r}: {read.notes[0]}",
                 at=self.directory,
                 fix="build without speculative, and let a draft model or n-grams speculate",
             )
         stored = {name: PREFIX + kept for name, kept in self._names.items()}
-        return {name: renamed(recipe, stored) for name, recipe in found.recipes.items()}
+        return {name: renamed(recipe, stored) for name, recipe in read.recipes.items()}

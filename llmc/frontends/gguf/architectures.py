@@ -46,5 +46,5 @@ def described(model: GgufModel) -> tuple[Mapping[str, Any], dict[str, Place]]:
             fix=f"llmc reads {', '.join(ARCHITECTURES)}; build others from their safetensors checkpoints",
         )
     sizes = sizes_of(model)
-    found = family(model, sizes)
-    return found.config, placed(model, found.names, sizes.layers)
+    description = family(model, sizes)
+    return description.config, placed(model, description.names, sizes.layers)

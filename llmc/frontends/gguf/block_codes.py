@@ -38,8 +38,8 @@ def decoded(data: bytearray, kind: BlockType, columns: int) -> Tensor:
     step = max(1, _CHUNK // columns)
     with np.errstate(all="ignore"):  # Warnings about damaged scales, which the caller finds in the result.
         for start in range(0, len(rows), step):
-            found = dequantize(rows[start : start + step], GGMLQuantizationType(kind.number))
-            values[start : start + step] = torch.from_numpy(np.ascontiguousarray(found))
+            block = dequantize(rows[start : start + step], GGMLQuantizationType(kind.number))
+            values[start : start + step] = torch.from_numpy(np.ascontiguousarray(block))
     return values
 
 
@@ -166,14 +166,14 @@ def _pairs(packed: Tensor) -> Tensor:
 
 def _bits(packed: Tensor, count: int) -> Tensor:
     """The lowest `count` bits of all bytes, then the next ones of all, and so on."""
-    each = [packed >> shift & ((1 << count) - 1) for shift in range(0, 8, count)]
-    return torch.cat(each, -1)
+    parts = [packed >> shift & ((1 << count) - 1) for shift in range(0, 8, count)]
+    return torch.cat(parts, -1)
 
 
 def _in_order(packed: Tensor, count: int) -> Tensor:
     """Return all codes of the first byte, `count` bits each, then all of the second, and so on."""
-    each = [packed >> shift & ((1 << count) - 1) for shift in range(0, 8, count)]
-    return torch.stack(each, -1).flatten(-2)
+    parts = [packed >> shift & ((1 << count) - 1) for shift in range(0, 8, count)]
+    return torch.stack(parts, -1).flatten(-2)
 
 
 def _six(blocks: Tensor) -> _Parts:

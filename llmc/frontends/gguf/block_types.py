@@ -61,4 +61,4 @@ _TYPES = (
     BlockType("TQ1_0", 34, 256, 54, rounded="int8:g32"),
     BlockType("TQ2_0", 35, 256, 66, rounded="int8:g32"),
 )
-BLOCK_TYPES: Mapping[int, BlockType] = MappingProxyType({each.number: each for each in _TYPES})
+BLOCK_TYPES: Mapping[int, BlockType] = MappingProxyType({kind.number: kind for kind in _TYPES})

@@ -26,25 +26,25 @@ class ByteReader:
     def take(self, count: int, what: str) -> bytes:
         if count > self.left:
             raise self.error(f"truncated: {what} takes {count} bytes, but only {self.left} of {self._size} are left")
-        found = self._stream.read(count)
-        if len(found) < count:
-            raise self.error(f"the file became shorter while it was read: {what} ends after {len(found)} bytes")
+        content = self._stream.read(count)
+        if len(content) < count:
+            raise self.error(f"the file became shorter while it was read: {what} ends after {len(content)} bytes")
         self.position += count
-        return found
+        return content
 
     def number(self, form: str, what: str) -> int | float | bool:
         """Read one little-endian number. form: Its format character of `struct`. what: Its name in errors."""
-        found: int | float | bool = struct.unpack("<" + form, self.take(struct.calcsize("<" + form), what))[0]
-        return found
+        value: int | float | bool = struct.unpack("<" + form, self.take(struct.calcsize("<" + form), what))[0]
+        return value
 
     def count(self, what: str, least: int, *, form: str = "Q") -> int:
         """Read a count of items. least: The minimum bytes per item; the count must fit the rest of the file."""
-        found = int(self.number(form, what))
-        if found * least > self.left:
+        number = int(self.number(form, what))
+        if number * least > self.left:
             raise self.error(
-                f"{what} is {found}, which would take at least {found * least} bytes; {self.left} are left"
+                f"{what} is {number}, which would take at least {number * least} bytes; {self.left} are left"
             )
-        return found
+        return number
 
     def text(self, what: str) -> str:
         """Read a text: its length, then its UTF-8 bytes."""

@@ -82,11 +82,11 @@ def read_model(files: Sequence[Path]) -> GgufModel:
 
 def files_of(path: Path) -> tuple[Path, ...]:
     """A model's file, or all that it is split into, by the name of any. Raises CheckpointError for a missing one."""
-    found = _SHARD.fullmatch(path.name)
-    if found is None:
+    match = _SHARD.fullmatch(path.name)
+    if match is None:
         return (path,)
-    count = int(found["count"])
-    files = tuple(path.with_name(f"{found['stem']}-{i:05}-of-{found['count']}.gguf") for i in range(1, count + 1))
+    count = int(match["count"])
+    files = tuple(path.with_name(f"{match['stem']}-{i:05}-of-{match['count']}.gguf") for i in range(1, count + 1))
     missing = [file.name for file in files if not file.is_file()]
     if missing:
         raise CheckpointError(
@@ -100,11 +100,11 @@ def files_of(path: Path) -> tuple[Path, ...]:
 def read_bytes(tensor: GgufTensor, start: int = 0, count: int | None = None) -> bytearray:
     """A tensor's bytes, or some of them. Raises CheckpointError for a file that has changed."""
     count = tensor.nbytes - start if count is None else count
-    found = bytearray(count)
+    content = bytearray(count)
     try:
         with tensor.file.open("rb", buffering=0) as stream:
             stream.seek(tensor.start + start)
-            view, filled = memoryview(found), 0
+            view, filled = memoryview(content), 0
             while filled < count:
                 filled_now = stream.readinto(view[filled:])
                 if not filled_now:
@@ -119,7 +119,7 @@ def read_bytes(tensor: GgufTensor, start: int = 0, count: int | None = None) -> 
         raise CheckpointError(
             f"cannot read it: {error.strerror}", at=tensor.file, fix="check its permissions"
         ) from None
-    return found
+    return content
 
 
 def _read(path: Path) -> GgufModel:
@@ -198,7 +198,7 @@ def _entry(reader: ByteReader, path: Path) -> GgufTensor:
         raise CheckpointError(
             f"tensor {name!r:.80} has ggml type {number}, which llmc does not read",
             at=path,
-            fix=f"llmc reads {', '.join(each.name for each in BLOCK_TYPES.values())}",
+            fix=f"llmc reads {', '.join(known.name for known in BLOCK_TYPES.values())}",
         )
     if min(shape) < 1 or math.prod(shape) >= 1 << 63:
         raise reader.error(f"tensor {name!r:.80} has shape {list(shape)}")

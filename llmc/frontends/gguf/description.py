@@ -43,8 +43,8 @@ def sizes_of(model: GgufModel) -> Sizes:
     hyper = model.metadata.of(model.metadata.text("general.architecture") + ".")
     embedding = model.tensors.get(EMBEDDING)
     if embedding is None or len(embedding.shape) != 2:
-        found = "has no" if embedding is None else f"holds {list(embedding.shape)} as"
-        raise CheckpointError(f"the file {found} {EMBEDDING}", at=model.path, fix="name a file of a language model")
+        shape = "has no" if embedding is None else f"holds {list(embedding.shape)} as"
+        raise CheckpointError(f"the file {shape} {EMBEDDING}", at=model.path, fix="name a file of a language model")
     vocabulary, hidden = embedding.shape
     heads = hyper.whole("attention.head_count")
     layers = hyper.whole("block_count")
@@ -105,19 +105,19 @@ def dtype_name(model: GgufModel) -> str:
 def _token_ids(metadata: Metadata, vocabulary: int) -> dict[str, int | None]:
     """The ids of the begin, end and padding tokens; null if the file names none, or one outside the vocabulary."""
     keys = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "padding"}
-    found: dict[str, int | None] = {}
+    ids: dict[str, int | None] = {}
     for name, key in keys.items():
         key = f"tokenizer.ggml.{key}_token_id"
         number = metadata.whole(key) if metadata.has(key) else None
-        found[name] = number if number is not None and number < vocabulary else None
-    return found
+        ids[name] = number if number is not None and number < vocabulary else None
+    return ids
 
 
-def _agree(model: GgufModel, hyper: Metadata, key: str, found: int, what: str) -> None:
-    said = hyper.whole(key)
-    if said != found:
+def _agree(model: GgufModel, hyper: Metadata, key: str, actual: int, what: str) -> None:
+    stated = hyper.whole(key)
+    if stated != actual:
         raise CheckpointError(
-            f"metadata {hyper.prefix}{key} is {said}, where {found} {what}",
+            f"metadata {hyper.prefix}{key} is {stated}, where {actual} {what}",
             at=model.path,
             fix="download the file again, and all of them if the model is split",
         )

@@ -23,7 +23,7 @@ class Metadata:
     prefix: str = ""
 
     def of(self, prefix: str) -> "Metadata":
-        """The same with keys after a prefix."""
+        """This metadata, with `prefix` before each key that is read."""
         return Metadata(self.values, self.at, prefix)
 
     def has(self, key: str) -> bool:
@@ -32,7 +32,7 @@ class Metadata:
     def whole(self, key: str, default: int | None = None) -> int:
         """A whole number of at least zero; a list with a number per layer must have equal numbers."""
         value = self._found(key, default)
-        if isinstance(value, tuple) and value and all(each == value[0] for each in value):
+        if isinstance(value, tuple) and value and all(element == value[0] for element in value):
             value = value[0]
         if isinstance(value, tuple):
             raise self.error(key, value, "the same number for every layer")
@@ -41,7 +41,7 @@ class Metadata:
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
-        """A finite number."""
+        """A key's value, a finite number. Raises CheckpointError if it is not one."""
         value = self._found(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
             raise self.error(key, value, "a finite number")
@@ -60,23 +60,23 @@ class Metadata:
         return value
 
     def texts(self, key: str) -> tuple[str, ...]:
-        """An array of them."""
+        """A key's value, an array of texts. Raises CheckpointError if it is not one."""
         value = self._found(key, None)
-        if not isinstance(value, tuple) or not all(isinstance(each, str) for each in value):
+        if not isinstance(value, tuple) or not all(isinstance(element, str) for element in value):
             raise self.error(key, value, "texts")
         return value
 
     def numbers(self, key: str) -> tuple[float, ...]:
-        """An array of them, finite."""
+        """A key's value, an array of finite numbers. Raises CheckpointError if it is not one."""
         value = self._found(key, None)
         if not isinstance(value, tuple) or not all(
-            isinstance(each, int | float) and math.isfinite(each) for each in value
+            isinstance(element, int | float) and math.isfinite(element) for element in value
         ):
             raise self.error(key, value, "numbers")
         return value
 
     def error(self, key: str, value: object, expected: str) -> CheckpointError:
-        """The error for an unexpected value."""
+        """The error for a key whose value is not the expected one."""
         return CheckpointError(
             f"metadata {self.prefix}{key} is {value!r:.60}, not {expected}", at=self.at, fix="convert the model again"
         )

@@ -30,7 +30,7 @@ def gguf_directory(file: Path) -> Path:
     Its name is the file's. Raises CheckpointError for a file that cannot be read, LlmcError.
     """
     files = files_of(file.absolute())
-    identity = [source_digest(_ROOMS), *(_identity(each) for each in files)]
+    identity = [source_digest(_ROOMS), *(_identity(part) for part in files)]
     name = sha256(json.dumps(identity).encode()).hexdigest()[:32]
     stem = file.name.removesuffix(SUFFIX)
     entry = open_cache(CacheKind.GGUF).find_or_make(
@@ -66,24 +66,24 @@ def write_description(model: GgufModel, folder: Path) -> None:
 
 
 def _tokenizer_config(vocabulary: Vocabulary) -> dict[str, Any]:
-    said = vocabulary.said
+    metadata = vocabulary.said
     named = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
-    found: dict[str, Any] = {name: vocabulary.special(key) for name, key in named.items()}
-    found["add_bos_token"] = adds_beginning(said)
-    found["chat_template"] = chat_templates(said)
-    return {name: value for name, value in found.items() if value is not None}
+    config: dict[str, Any] = {name: vocabulary.special(key) for name, key in named.items()}
+    config["add_bos_token"] = adds_beginning(metadata)
+    config["chat_template"] = chat_templates(metadata)
+    return {name: value for name, value in config.items() if value is not None}
 
 
 def chat_templates(metadata: Metadata) -> str | list[dict[str, str]] | None:
     """The chat template, with the others that have names, as tokenizer_config.json has them; None if there is none."""
-    said = metadata.of("tokenizer.")
-    default = said.text("chat_template") if said.has("chat_template") else None
-    listed = said.texts("chat_templates") if said.has("chat_templates") else ()
-    names = [name for name in listed if said.has(f"chat_template.{name}")]
+    tokenizer = metadata.of("tokenizer.")
+    default = tokenizer.text("chat_template") if tokenizer.has("chat_template") else None
+    listed = tokenizer.texts("chat_templates") if tokenizer.has("chat_templates") else ()
+    names = [name for name in listed if tokenizer.has(f"chat_template.{name}")]
     if not names:
         return default
-    found = [] if default is None else [{"name": "default", "template": default}]
-    return found + [{"name": name, "template": said.text(f"chat_template.{name}")} for name in sorted(names)]
+    templates = [] if default is None else [{"name": "default", "template": default}]
+    return templates + [{"name": name, "template": tokenizer.text(f"chat_template.{name}")} for name in sorted(names)]
 
 
 def _write(file: Path, content: Mapping[str, Any]) -> None:

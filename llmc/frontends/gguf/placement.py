@@ -95,25 +95,25 @@ def placed(model: GgufModel, names: Names, layers: int) -> dict[str, Place]:
     """Return every tensor of the file by the model's name. Raises CheckpointError for one that the family does not
     have."""
     places = dict(names.apart)
-    read = {each.name for place in places.values() for each in (place.tensor, place.between) if each is not None}
+    read = {stored.name for place in places.values() for stored in (place.tensor, place.between) if stored is not None}
     read.update(names.read_apart)
     for name, tensor in model.tensors.items():
         if name in read:
             continue
-        found, prefix, known = _IN_LAYER.fullmatch(name), "", OUTSIDE
-        if found is not None and int(found["layer"]) < layers:
-            prefix, known = f"model.layers.{int(found['layer'])}.", {**names.layer, **names.experts}
+        match, prefix, known = _IN_LAYER.fullmatch(name), "", OUTSIDE
+        if match is not None and int(match["layer"]) < layers:
+            prefix, known = f"model.layers.{int(match['layer'])}.", {**names.layer, **names.experts}
         else:
-            found = _OUTSIDE.fullmatch(name)
-        part = None if found is None else known.get(found["part"])
-        if found is None or part is None:
+            match = _OUTSIDE.fullmatch(name)
+        part = None if match is None else known.get(match["part"])
+        if match is None or part is None:
             raise CheckpointError(
                 f"tensor {name!r:.80} does not belong to this architecture, which has {layers} layers of "
                 f"{', '.join((*names.layer, *names.experts))}",
                 at=tensor.file,
                 fix="build from the safetensors checkpoint that the file was converted from",
             )
-        ours, suffix = found["part"], found["suffix"]
+        ours, suffix = match["part"], match["suffix"]
         if ours in names.experts:
             for expert in range(_experts(tensor, suffix)):
                 places[f"{prefix}{part.format(expert)}.{suffix}"] = Place(tensor, expert=expert)

@@ -26,9 +26,9 @@ def rope_parameters(model: GgufModel, sizes: Sizes, dimensions: int | None = Non
     Raises CheckpointError for a scaling that llmc's engines do not compute.
     """
     hyper, rotated = sizes.hyper, sizes.head_dim if dimensions is None else dimensions
-    said = hyper.whole("rope.dimension_count", default=rotated)
-    if said != rotated:
-        raise hyper.error("rope.dimension_count", said, f"{rotated}, all that a head has")
+    stated = hyper.whole("rope.dimension_count", default=rotated)
+    if stated != rotated:
+        raise hyper.error("rope.dimension_count", stated, f"{rotated}, all that a head has")
     theta = hyper.number("rope.freq_base", default=10000.0)
     scaling = hyper.text("rope.scaling.type", default="none")
     if scaling not in _TYPES:
@@ -44,13 +44,13 @@ def rope_parameters(model: GgufModel, sizes: Sizes, dimensions: int | None = Non
         scaling = "linear"
     if scaling == "none" or factor in (0.0, 1.0):
         return {"rope_theta": theta, "rope_type": "default"}
-    found: dict[str, Any] = {"rope_theta": theta, "rope_type": scaling, "factor": factor}
+    parameters: dict[str, Any] = {"rope_theta": theta, "rope_type": scaling, "factor": factor}
     if scaling == "yarn":
-        found["original_max_position_embeddings"] = hyper.whole("rope.scaling.original_context_length")
+        parameters["original_max_position_embeddings"] = hyper.whole("rope.scaling.original_context_length")
         for name, key in (("beta_fast", "yarn_beta_fast"), ("beta_slow", "yarn_beta_slow")):
             if hyper.has(f"rope.scaling.{key}"):
-                found[name] = hyper.number(f"rope.scaling.{key}")
-    return found
+                parameters[name] = hyper.number(f"rope.scaling.{key}")
+    return parameters
 
 
 def rotary_config(
@@ -69,7 +69,7 @@ def _longrope(model: GgufModel, sizes: Sizes, rotated: int) -> dict[str, Any]:
     """Return both sets of factors, and the length for which the short one is used."""
     hyper = sizes.hyper
     original = hyper.whole("rope.scaling.original_context_length", default=sizes.positions)
-    found: dict[str, Any] = {
+    parameters: dict[str, Any] = {
         "rope_type": "longrope",
         "short_factor": _numbers(model, SHORT, rotated).tolist(),
         "long_factor": _numbers(model, LONG, rotated).tolist(),
@@ -77,17 +77,17 @@ def _longrope(model: GgufModel, sizes: Sizes, rotated: int) -> dict[str, Any]:
         "factor": sizes.positions / max(original, 1),
     }
     if hyper.has("rope.scaling.attn_factor"):
-        found["attention_factor"] = hyper.number("rope.scaling.attn_factor")
-    return found
+        parameters["attention_factor"] = hyper.number("rope.scaling.attn_factor")
+    return parameters
 
 
 def _numbers(model: GgufModel, name: str, rotated: int) -> npt.NDArray[np.float64]:
     """Return one number per frequency."""
     tensor = model.tensors.get(name)
     if tensor is None or tensor.type.name != "F32" or tensor.shape != (rotated // 2,):
-        found = "missing" if tensor is None else f"{tensor.type.name} {list(tensor.shape)}"
+        seen = "missing" if tensor is None else f"{tensor.type.name} {list(tensor.shape)}"
         raise CheckpointError(
-            f"{name} is {found}, not F32 {[rotated // 2]}",
+            f"{name} is {seen}, not F32 {[rotated // 2]}",
             at=model.path if tensor is None else tensor.file,
             fix="convert the model again",
         )
@@ -120,8 +120,8 @@ def _factors(
 ) -> npt.NDArray[np.float64]:
     """The divisors of the frequencies. Source: llama.cpp's converter, after Meta's reference for Llama 3.1."""
     smooth = np.clip((original / wavelengths - low) / (high - low), 0.0, 1.0)
-    found: npt.NDArray[np.float64] = 1.0 / ((1.0 - smooth) / factor + smooth)
-    return found
+    factors: npt.NDArray[np.float64] = 1.0 / ((1.0 - smooth) / factor + smooth)
+    return factors
 
 
 def _solved(

@@ -120,7 +120,7 @@ class GgufSource:
         place = self._place(name)
         unpacked = _unpacked(place, torch.frombuffer(_bytes_of(place), dtype=torch.uint8))
         self._check_finite(place, unpacked.parts())
-        return replace(unpacked, **{part: _in_halves(each, place.heads) for part, each in unpacked.parts().items()})
+        return replace(unpacked, **{part: _in_halves(values, place.heads) for part, values in unpacked.parts().items()})
 
     def _check_finite(self, place: Place, parts: Mapping[str, Tensor]) -> None:
         """Raise CheckpointError for scales, minima or values that are NaN or infinite. parts: [rows, columns]."""
@@ -160,8 +160,8 @@ def _is_matrix(place: Place) -> bool:
 
 def _as_model_has_it(values: Tensor, place: Place) -> Tensor:
     """values: in the order of rows."""
-    found = values.view(place.rows_shape)
-    return found.transpose(1, 2) if place.is_transposed else found
+    shaped = values.view(place.rows_shape)
+    return shaped.transpose(1, 2) if place.is_transposed else shaped
 
 
 def _bytes_of(place: Place) -> bytearray:
@@ -169,8 +169,8 @@ def _bytes_of(place: Place) -> bytearray:
     if place.between is None:
         return read_bytes(place.tensor, place.nbytes * (place.expert or 0), place.nbytes)
     rows = math.prod(place.tensor.shape[:2])
-    both = (torch.frombuffer(read_bytes(each), dtype=torch.uint8) for each in (place.tensor, place.between))
-    return bytearray(torch.stack([each.view(rows, -1) for each in both], 1).numpy().tobytes())
+    halves = (torch.frombuffer(read_bytes(tensor), dtype=torch.uint8) for tensor in (place.tensor, place.between))
+    return bytearray(torch.stack([half.view(rows, -1) for half in halves], 1).numpy().tobytes())
 
 
 def _in_halves(rows: Tensor, heads: int | None) -> Tensor:

@@ -24,18 +24,18 @@ def tokenizer_of(vocabulary: Vocabulary) -> Tokenizer:
     pre-tokenizer."""
     from tokenizers import AddedToken
 
-    said = vocabulary.said
-    name = said.text("model")
+    metadata = vocabulary.said
+    name = metadata.text("model")
     make = _MODELS.get(name)
     if make is None:
-        raise _not_read(said, "model", name, _MODELS)
+        raise _not_read(metadata, "model", name, _MODELS)
     try:
         tokenizer = make(vocabulary)
     except CheckpointError:
         raise
     except Exception as error:  # The library raises a bare Exception for merges of missing tokens.
         raise CheckpointError(
-            f"cannot make a tokenizer from the vocabulary: {error}", at=said.at, fix="convert the model again"
+            f"cannot make a tokenizer from the vocabulary: {error}", at=metadata.at, fix="convert the model again"
         ) from None
     tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in vocabulary.control])
     tokenizer.add_tokens([AddedToken(token, normalized=False) for token in vocabulary.defined])
@@ -43,23 +43,23 @@ def tokenizer_of(vocabulary: Vocabulary) -> Tokenizer:
     return tokenizer
 
 
-def adds_beginning(said: Metadata) -> bool:
+def adds_beginning(metadata: Metadata) -> bool:
     """Whether a text begins with the token for that."""
-    by_kind = said.text("model") == "llama" or (
-        (cut := CUTS.get(said.text("pre", default=""))) is not None and cut.begins
+    by_kind = metadata.text("model") == "llama" or (
+        (cut := CUTS.get(metadata.text("pre", default=""))) is not None and cut.begins
     )
-    return said.flag("add_bos_token", default=by_kind)
+    return metadata.flag("add_bos_token", default=by_kind)
 
 
 def _byte_level(vocabulary: Vocabulary) -> Tokenizer:
     from tokenizers import Regex, Tokenizer, decoders, normalizers, pre_tokenizers
     from tokenizers.models import BPE
 
-    said = vocabulary.said
-    name = said.text("pre", default="gpt-2")
+    metadata = vocabulary.said
+    name = metadata.text("pre", default="gpt-2")
     cut = CUTS.get(name)
     if cut is None:
-        raise _not_read(said, "pre", name, CUTS)
+        raise _not_read(metadata, "pre", name, CUTS)
     tokenizer = Tokenizer(BPE(vocabulary.ids, _merges(vocabulary), ignore_merges=cut.whole_first))
     if cut.is_composed:
         tokenizer.normalizer = normalizers.NFC()
@@ -74,12 +74,12 @@ def _sentence_piece(vocabulary: Vocabulary) -> Tokenizer:
     from tokenizers import Tokenizer, decoders, normalizers
     from tokenizers.models import BPE
 
-    said = vocabulary.said
+    metadata = vocabulary.said
     unknown = vocabulary.special("unknown")
     merges = _merges_by_score(vocabulary)
     model = BPE(vocabulary.ids, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)
     tokenizer = Tokenizer(model)
-    begins_with_space = said.flag("add_space_prefix", default=True)
+    begins_with_space = metadata.flag("add_space_prefix", default=True)
     before = [normalizers.Prepend(_SPACE)] if begins_with_space else []
     tokenizer.normalizer = normalizers.Sequence([*before, normalizers.Replace(" ", _SPACE)])
     after = [decoders.Strip(" ", 1, 0)] if begins_with_space else []
@@ -100,12 +100,12 @@ def _merges(vocabulary: Vocabulary) -> list[tuple[str, str]]:
     The library aborts the process for merges of tokens that are not in the vocabulary.
     """
     merges: list[tuple[str, str]] = []
-    said, ids = vocabulary.said, vocabulary.ids
-    for merge in said.texts("merges"):
+    metadata, ids = vocabulary.said, vocabulary.ids
+    for merge in metadata.texts("merges"):
         cut = merge.find(" ", 1)
         left, right = merge[:cut], merge[cut + 1 :]
         if cut < 0 or left not in ids or right not in ids or left + right not in ids:
-            raise said.error("merges", merge, "two tokens that make a third, with a space between")
+            raise metadata.error("merges", merge, "two tokens that make a third, with a space between")
         merges.append((left, right))
     return merges
 
@@ -123,7 +123,7 @@ def _merges_by_score(vocabulary: Vocabulary) -> list[tuple[str, str]]:
             left, right = token[:cut], token[cut:]
             if left in ids and right in ids and left not in added and right not in added:
                 ranked.append((scores[number], len(left), len(right), left, right))
-    ranked.sort(key=lambda each: each[:3], reverse=True)
+    ranked.sort(key=lambda entry: entry[:3], reverse=True)
     return [(left, right) for *_, left, right in ranked]
 
 
@@ -131,22 +131,22 @@ def _add_ends(tokenizer: Tokenizer, vocabulary: Vocabulary) -> None:
     """The tokens that a text begins and ends with, where the file asks for them."""
     from tokenizers import processors
 
-    said = vocabulary.said
-    first = vocabulary.special("bos") if adds_beginning(said) else None
-    last = vocabulary.special("eos") if said.flag("add_eos_token", default=False) else None
-    around = [each for each in (first, last) if each is not None and each in vocabulary.ids]
+    metadata = vocabulary.said
+    first = vocabulary.special("bos") if adds_beginning(metadata) else None
+    last = vocabulary.special("eos") if metadata.flag("add_eos_token", default=False) else None
+    around = [token for token in (first, last) if token is not None and token in vocabulary.ids]
     if not around:
         return
-    single = " ".join(each for each in (first, "$A", last) if each)
-    pair = single + " " + " ".join(each for each in (first, "$B:1", last) if each)
+    single = " ".join(part for part in (first, "$A", last) if part)
+    pair = single + " " + " ".join(part for part in (first, "$B:1", last) if part)
     tokenizer.post_processor = processors.TemplateProcessing(
-        single=single, pair=pair, special_tokens=[(each, vocabulary.ids[each]) for each in dict.fromkeys(around)]
+        single=single, pair=pair, special_tokens=[(token, vocabulary.ids[token]) for token in dict.fromkeys(around)]
     )
 
 
-def _not_read(said: Metadata, key: str, found: str, known: Mapping[str, object]) -> CheckpointError:
+def _not_read(metadata: Metadata, key: str, value: str, known: Mapping[str, object]) -> CheckpointError:
     return CheckpointError(
-        f"tokenizers of the kind {said.prefix}{key} = {found!r:.40} are not supported",
-        at=said.at,
+        f"tokenizers of the kind {metadata.prefix}{key} = {value!r:.40} are not supported",
+        at=metadata.at,
         fix=f"llmc reads {', '.join(known)}; build others from their safetensors checkpoints",
     )

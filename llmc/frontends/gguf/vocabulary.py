@@ -55,13 +55,16 @@ class Vocabulary:
 
 
 def read_vocabulary(metadata: Metadata, size: int) -> Vocabulary:
-    """size: rows of the embedding. Raises CheckpointError for a vocabulary that does not fit."""
-    said = metadata.of(_PREFIX)
-    tokens = said.texts("tokens")
-    kinds = said.numbers("token_type") if said.has("token_type") else (_NORMAL,) * len(tokens)
+    """Read the vocabulary of a GGUF file.
+
+    size: rows of the embedding. Raises CheckpointError for a vocabulary that does not fit.
+    """
+    section = metadata.of(_PREFIX)
+    tokens = section.texts("tokens")
+    kinds = section.numbers("token_type") if section.has("token_type") else (_NORMAL,) * len(tokens)
     if len(tokens) > size or len(kinds) != len(tokens):
         raise CheckpointError(
-            f"the vocabulary has {len(tokens)} tokens and {len(kinds)} types of tokens, the model {size} rows",
+            f"the vocabulary has {len(tokens)} tokens and {len(kinds)} token types, the embedding table {size} rows",
             at=metadata.at,
             fix="convert the model again",
         )
@@ -69,7 +72,7 @@ def read_vocabulary(metadata: Metadata, size: int) -> Vocabulary:
     for number, (token, kind) in enumerate(zip(tokens, kinds, strict=True)):
         if token and kind != _UNUSED:
             ids.setdefault(token, number)  # Some files hold a token twice: the first one counts.
-    return Vocabulary(ids, _of(tokens, kinds, _CONTROL), _of(tokens, kinds, _USER_DEFINED), said)
+    return Vocabulary(ids, _of(tokens, kinds, _CONTROL), _of(tokens, kinds, _USER_DEFINED), section)
 
 
 def _of(tokens: Iterable[str], kinds: Iterable[float], wanted: int) -> tuple[str, ...]:

@@ -34,7 +34,7 @@ def chosen_task(settings: Mapping[str, Any], directory: Path, asked: TaskChoice)
 
 
 def task_of_model(model: Any, asked: TaskChoice) -> Task | None:
-    """The same for a transformers model that is in memory."""
+    """Return the task of a transformers model in memory, None if it generates; see `chosen_task`."""
     if asked != "auto":
         return None if asked == "generate" else Task(asked)
     if type(model).__name__.endswith(_CLASSIFIER):
@@ -58,10 +58,10 @@ def class_name_of(task: Task, model_type: str, file: Path) -> str:
     )
 
     names = MODEL_MAPPING_NAMES if task is Task.EMBED else MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES
-    found = names.get(model_type)
-    if not isinstance(found, str):
-        what = "model" if task is Task.EMBED else "classifier of texts"
+    name = names.get(model_type)
+    if not isinstance(name, str):
+        noun = "model" if task is Task.EMBED else "classifier of texts"
         raise CaptureError(
-            f"{model_type!r} has no {what} in transformers", at=file, fix="build it with another task, such as generate"
+            f"{model_type!r} has no {noun} in transformers", at=file, fix="build it with another task, such as generate"
         )
-    return found
+    return name

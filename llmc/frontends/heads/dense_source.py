@@ -15,14 +15,14 @@ from llmc.graph.weights import Recipe, Stored, WeightSource, stored_names
 def dense_recipes(dense: Sequence[DenseModule], dtype: torch.dtype) -> dict[str, Recipe]:
     """The recipe of each parameter of the modules, by its name in heads/row_module.py. Raises CheckpointError for a
     wrong shape."""
-    found: dict[str, Recipe] = {}
+    recipes: dict[str, Recipe] = {}
     for index, module in enumerate(dense):
         source = SafetensorsSource(module.directory)
         shapes = {"weight": (module.outputs, module.inputs)} | ({"bias": (module.outputs,)} if module.has_bias else {})
         for part, shape in shapes.items():
             source.check(f"linear.{part}", shape, floating=True)
-            found[f"dense.{index}.0.{part}"] = Stored(f"{_prefix(module)}linear.{part}", dtype)
-    return found
+            recipes[f"dense.{index}.0.{part}"] = Stored(f"{_prefix(module)}linear.{part}", dtype)
+    return recipes
 
 
 def with_dense(source: WeightSource, graph: ModelGraph, directory: Path) -> WeightSource:

@@ -29,11 +29,11 @@ def head_plan(task: Task, model: Any, options: BuildOptions, directory: Path | N
     """The plan for a transformers model. directory: where modules.json may be. Raises CaptureError, CheckpointError."""
     if task is not Task.EMBED:
         return _of_classifier(task, model, options, directory)
-    found = None if directory is None or options.pooling != "auto" else sentence_modules(directory)
-    if found is not None:
-        return HeadPlan(found.head, found.dense, found.max_length)
-    asked = None if options.pooling == "auto" else Pooling(options.pooling)
-    pooling = asked or (Pooling.LAST if is_causal(model) else Pooling.MEAN)
+    modules = None if directory is None or options.pooling != "auto" else sentence_modules(directory)
+    if modules is not None:
+        return HeadPlan(modules.head, modules.dense, modules.max_length)
+    requested = None if options.pooling == "auto" else Pooling(options.pooling)
+    pooling = requested or (Pooling.LAST if is_causal(model) else Pooling.MEAN)
     return HeadPlan(Head(task, pooling, width=0, whole_texts=False, normalized=True))
 
 
@@ -66,8 +66,8 @@ def _of_classifier(task: Task, model: Any, options: BuildOptions, directory: Pat
 
 def _activation(config: Any, labels: int) -> Activation:
     """Return the activation that a cross-encoder's config names, or that of the problem for which it was trained."""
-    said = getattr(config, "sentence_transformers", None)
-    named = said.get("activation_fn") if isinstance(said, dict) else None
+    settings = getattr(config, "sentence_transformers", None)
+    named = settings.get("activation_fn") if isinstance(settings, dict) else None
     named = named or getattr(config, "sbert_ce_default_activation_function", None)
     if isinstance(named, str):
         name = named.rpartition(".")[2]
@@ -108,7 +108,7 @@ def pair_separator(directory: Path | None, count: int) -> int | None:
         return None
     separator = ids[-1]
     before = [0, *accumulate(int(token == separator) for token in ids[:-1])]
-    if segments != [min(each, count - 1) for each in before]:
+    if segments != [min(segment, count - 1) for segment in before]:
         raise CaptureError(
             f"the tokenizer gives a pair the segments {segments}, expected the next one after each {separator}",
             at=file,

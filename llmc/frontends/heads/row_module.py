@@ -25,7 +25,7 @@ class RowModule(nn.Module):
     def __init__(self, model: Any, plan: HeadPlan) -> None:
         super().__init__()
         self.model = model
-        self.dense = nn.ModuleList(_dense(each, model) for each in plan.dense)
+        self.dense = nn.ModuleList(_dense(module, model) for module in plan.dense)
         self._pooling = plan.head.pooling
         self._embeds = plan.head.task is Task.EMBED
         self._separator = plan.separator
@@ -33,7 +33,7 @@ class RowModule(nn.Module):
             _read_every_row(model, self._pooling)
 
     def forward(self, input_ids: Tensor, positions: Tensor) -> Tensor:
-        """input_ids, positions: [1, T]; returns [1, T, width]."""
+        """Run the model and its head. input_ids, positions: [1, T]. Returns [1, T, width]."""
         with explained_at_once():
             if self._embeds:
                 rows = pooled(self._call(self.model, input_ids, positions).last_hidden_state, self._pooling)
@@ -54,15 +54,15 @@ class RowModule(nn.Module):
         if self._separator is not None:
             pair = self._separator, model.config.type_vocab_size
             segments = torch.ops.llmc.segments.default(input_ids.squeeze(0), *pair).unsqueeze(0)
-        given: dict[str, Any] = {"use_cache": False, "token_type_ids": segments}
+        keywords: dict[str, Any] = {"use_cache": False, "token_type_ids": segments}
         if not numbers_ids(model):
-            given["position_ids"] = positions
-        given = {name: value for name, value in given.items() if name in known}
-        return model(input_ids=input_ids, return_dict=True, **given)
+            keywords["position_ids"] = positions
+        keywords = {name: value for name, value in keywords.items() if name in known}
+        return model(input_ids=input_ids, return_dict=True, **keywords)
 
 
 def pooled(states: Tensor, pooling: Pooling) -> Tensor:
-    """states: [1, T, C]; after each token what the text up to it is pooled to, in the same shape."""
+    """Pool hidden states over the text up to each token. states: [1, T, C]. Returns the same shape."""
     if pooling is Pooling.LAST:
         return states
     rows: Tensor = torch.ops.llmc.pool.default(states.squeeze(0), pooling.value)

@@ -73,15 +73,15 @@ def sentence_modules(directory: Path) -> SentenceModules | None:
             )
     if pooling is None:
         raise CaptureError("there is no Pooling among the modules", at=file, fix="give pooling=mean, cls or last")
-    settings, said = (read_json_if_there(directory / name) for name in (_SETTINGS, _PROMPTS))
-    preparation = _preparation(said, settings.get("do_lower_case") is True, directory / _PROMPTS)
+    settings, prompts = (read_json_if_there(directory / name) for name in (_SETTINGS, _PROMPTS))
+    preparation = _preparation(prompts, settings.get("do_lower_case") is True, directory / _PROMPTS)
     if pooling is Pooling.MEAN and leaves_prompts_out and any(prompt.text for prompt in preparation.prompts):
         raise CaptureError(
             "the mean excludes the tokens of a text's prompt (include_prompt is false), which llmc does not support",
             at=directory,
             fix="give pooling=mean to include them, and write prompts into the texts yourself",
         )
-    similarity = _similarity(said, directory / _PROMPTS)
+    similarity = _similarity(prompts, directory / _PROMPTS)
     head = Head(Task.EMBED, pooling, 0, False, normalized, preparation=preparation, similarity=similarity)
     length = settings.get("max_seq_length")
     return SentenceModules(head, tuple(dense), length if type(length) is int and length > 0 else None)
@@ -91,16 +91,16 @@ def _pooling(file: Path) -> Pooling:
     settings = read_json(file)
     named = settings.get("pooling_mode")
     names = named if isinstance(named, list) else [] if named is None else [named]
-    found = [_NAMES.get(name) if isinstance(name, str) else None for name in names]
-    found += [mode for flag, mode in _FLAGS.items() if settings.get(flag)]
-    asked = [*names, *(flag for flag in (*_FLAGS, *_OTHER_FLAGS) if settings.get(flag))]
-    if len(asked) != 1 or len(found) != 1 or found[0] is None:
+    modes = [_NAMES.get(name) if isinstance(name, str) else None for name in names]
+    modes += [mode for flag, mode in _FLAGS.items() if settings.get(flag)]
+    requested = [*names, *(flag for flag in (*_FLAGS, *_OTHER_FLAGS) if settings.get(flag))]
+    if len(requested) != 1 or len(modes) != 1 or modes[0] is None:
         raise CaptureError(
-            f"texts are pooled by {', '.join(map(str, asked)) or 'nothing'}, expected one of cls, mean, lasttoken",
+            f"texts are pooled by {', '.join(map(str, requested)) or 'nothing'}, expected one of cls, mean, lasttoken",
             at=file,
             fix="choose one with pooling=mean, cls or last, if the model was trained for it",
         )
-    return found[0]
+    return modes[0]
 
 
 def _dense(directory: Path) -> DenseModule:
@@ -113,8 +113,8 @@ def _dense(directory: Path) -> DenseModule:
     return DenseModule(directory, width, out, settings.get("bias", True) is not False, activation)
 
 
-def _preparation(said: Mapping[str, Any], lowercases: bool, file: Path) -> TextPreparation:
-    prompts, default = said.get("prompts") or {}, said.get("default_prompt_name")
+def _preparation(settings: Mapping[str, Any], lowercases: bool, file: Path) -> TextPreparation:
+    prompts, default = settings.get("prompts") or {}, settings.get("default_prompt_name")
     if not isinstance(prompts, Mapping) or not all(isinstance(text, str) for text in prompts.values()):
         raise CheckpointError(f"the prompts are {prompts!r:.60}", at=file, fix="download the model again")
     if default is not None and (not isinstance(default, str) or default not in prompts):
@@ -126,9 +126,9 @@ def _preparation(said: Mapping[str, Any], lowercases: bool, file: Path) -> TextP
     return TextPreparation(tuple(TextPrompt(name, text) for name, text in prompts.items()), default, lowercases)
 
 
-def _similarity(said: Mapping[str, Any], file: Path) -> Similarity:
-    named = said.get("similarity_fn_name") or Similarity.COSINE.value
-    known = {each.value: each for each in Similarity}
+def _similarity(settings: Mapping[str, Any], file: Path) -> Similarity:
+    named = settings.get("similarity_fn_name") or Similarity.COSINE.value
+    known = {measure.value: measure for measure in Similarity}
     if not isinstance(named, str) or named not in known:
         raise CaptureError(
             f"vectors are compared by {named!r:.60}, which is not known", at=file, fix=f"use {', '.join(known)}"

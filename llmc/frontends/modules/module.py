@@ -43,7 +43,7 @@ class FirstLogits(nn.Module):
         self.module = module
 
     def forward(self, input_ids: Tensor) -> Tensor:
-        """input_ids: [1, T]."""
+        """Run the module. input_ids: [1, T]."""
         with explained_at_once():
             return _logits(self.module(input_ids), type(self.module).__name__)
 

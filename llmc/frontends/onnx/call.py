@@ -39,10 +39,10 @@ class Call:
 
     def value(self, index: int) -> Value:
         """An input; raises CaptureError if it was left out."""
-        found = self.inputs[index] if index < len(self.inputs) else None
-        if found is None:
+        value = self.inputs[index] if index < len(self.inputs) else None
+        if value is None:
             raise self.refused(f"it has no input {index}", fix="export the model again")
-        return found
+        return value
 
     def tensor(self, index: int) -> Tensor:
         """An input as a tensor."""
@@ -53,18 +53,18 @@ class Call:
         return self.known(index) if self.makes_numbers else self.tensor(index)
 
     def optional(self, index: int) -> Tensor | None:
-        """The same, None if it was left out."""
+        """An input as a tensor, or None if it was left out."""
         return self.tensor(index) if self.has(index) else None
 
     def known(self, index: int) -> Known:
         """An input whose numbers are known; raises CaptureError where they depend on tokens."""
-        found = self.value(index)
-        if isinstance(found, Tensor):
+        value = self.value(index)
+        if isinstance(value, Tensor):
             raise self.refused(
                 f"its input {self.node.inputs[index]!r:.80} is computed while the model runs",
                 fix="export the model so that sizes, axes and conditions do not depend on the values of tokens",
             )
-        return found
+        return value
 
     def integers(self, index: int) -> list[Any]:
         """The known whole numbers of an input; T among them is a SymInt."""
@@ -84,9 +84,9 @@ class Call:
 
     def axes(self, name: str = "axes", index: int = 1) -> list[int] | None:
         """The whole numbers of an attribute, or in later opsets of an input; None if there is neither."""
-        given = self.node.attributes.get(name)
-        if isinstance(given, tuple):
-            return [int(each) for each in given]
+        axes = self.node.attributes.get(name)
+        if isinstance(axes, tuple):
+            return [int(axis) for axis in axes]
         return self.integers(index) if self.has(index) else None
 
     def slices(self) -> Iterator[tuple[Any, Any, int, int]]:
@@ -114,10 +114,10 @@ class Call:
         )
 
     def _attribute(self, name: str, kind: type, default: Any) -> Any:
-        found = self.node.attributes.get(name, default)
-        if found is None or not isinstance(found, kind | int if kind is float else kind):
-            raise self.refused(f"its attribute {name} is {found!r:.60}", fix="export the model again")
-        return found
+        value = self.node.attributes.get(name, default)
+        if value is None or not isinstance(value, kind | int if kind is float else kind):
+            raise self.refused(f"its attribute {name} is {value!r:.60}", fix="export the model again")
+        return value
 
 
 # Translations of operators to torch and llmc ops, by domain and name.
@@ -130,8 +130,8 @@ def as_tensor(value: Value) -> Tensor:
         return value
     if value.dtype != object:
         return torch.tensor(value.tolist(), dtype=torch_dtype(value)).reshape(value.shape)
-    each = [torch.full((), number, dtype=torch.int64) for number in value.reshape(-1)]
-    return torch.stack(each).reshape(value.shape) if each else torch.empty(value.shape, dtype=torch.int64)
+    parts = [torch.full((), number, dtype=torch.int64) for number in value.reshape(-1)]
+    return torch.stack(parts).reshape(value.shape) if parts else torch.empty(value.shape, dtype=torch.int64)
 
 
 def torch_dtype(value: Known) -> torch.dtype:

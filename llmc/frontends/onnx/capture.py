@@ -89,7 +89,7 @@ class _Tensors:
         self.known: dict[str, Known] = {}
         self.recipes: dict[str, Recipe] = {}
         self._dtypes = dtypes
-        parts = {part.name for each in coded.values() for part in each.parts}
+        parts = {part.name for weight in coded.values() for part in weight.parts}
         for name, codes in coded.items():
             (own,) = dtypes
             self._weight(name, (codes.rows, codes.columns), own)

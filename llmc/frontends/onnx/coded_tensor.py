@@ -42,7 +42,7 @@ class CodedTensor:
     @property
     def parts(self) -> tuple[OnnxTensor, ...]:
         """All tensors in which the weight is stored."""
-        return tuple(each for each in (self.codes, self.scales, self.zeros, *self.others.values()) if each is not None)
+        return tuple(part for part in (self.codes, self.scales, self.zeros, *self.others.values()) if part is not None)
 
     @property
     def groups(self) -> int:
@@ -58,23 +58,23 @@ class CodedTensor:
 
 def whole(node: OnnxNode, name: str, default: int | None = None, *, least: int = 1) -> int:
     """An attribute that is a whole number, of 31 bits at most."""
-    found = node.attributes.get(name, default)
-    if not isinstance(found, int) or not least <= found < 1 << 31:
-        raise unfit(node, f"its attribute {name} is {found!r:.40}")
-    return found
+    number = node.attributes.get(name, default)
+    if not isinstance(number, int) or not least <= number < 1 << 31:
+        raise unfit(node, f"its attribute {name} is {number!r:.40}")
+    return number
 
 
 def initializer(node: OnnxNode, graph: OnnxGraph, index: int) -> OnnxTensor:
-    """An input that is stored."""
+    """A node's input that must be an initializer. Raises CaptureError if it is not one."""
     name = node.inputs[index] if index < len(node.inputs) else ""
-    found = graph.tensors.get(name)
-    if found is None:
+    tensor = graph.tensors.get(name)
+    if tensor is None:
         raise unfit(node, f"its input {index}, {name!r:.80}, is not an initializer")
-    return found
+    return tensor
 
 
 def optional_initializer(node: OnnxNode, graph: OnnxGraph, index: int) -> OnnxTensor | None:
-    """The same, None if it was left out."""
+    """A node's optional input, an initializer; None if it was left out."""
     return initializer(node, graph, index) if index < len(node.inputs) and node.inputs[index] else None
 
 

@@ -31,7 +31,7 @@ def coded_tensors(graph: OnnxGraph, functions: Mapping[Function, OnnxFunction]) 
     Raises CheckpointError for codes that do not fit together, or that are kept in a way that is not read.
     """
     made_by = {output: node for node in graph.nodes for output in node.outputs}
-    found: dict[str, CodedTensor] = {}
+    tensors: dict[str, CodedTensor] = {}
     for node in graph.nodes:
         if (node.domain, node.op_type) == ("llmc", DEQUANTIZE):
             weights = own_weight(node, graph, functions)
@@ -40,9 +40,9 @@ def coded_tensors(graph: OnnxGraph, functions: Mapping[Function, OnnxFunction]) 
         else:
             continue
         for name, coded in weights:
-            if found.setdefault(name, coded) != coded and replace(found[name], op=coded.op) != coded:
+            if tensors.setdefault(name, coded) != coded and replace(tensors[name], op=coded.op) != coded:
                 raise unfit(node, f"the codes {name!r:.80} are read in two ways")
-    return found
+    return tensors
 
 
 def unpacked(coded: CodedTensor) -> UnpackedCodes:
@@ -141,19 +141,19 @@ def _checked(
     if bits not in FORMATS:
         raise unfit(node, f"its codes have {bits} bits, expected {', '.join(map(str, FORMATS))}")
     groups = -(-columns // block)
-    each = rows * groups
+    blocks = rows * groups
     expected = {
-        codes.name: (codes.numel, (each * block if node.op_type == "MatMulNBits" else rows * columns) * bits // 8),
-        scales.name: (scales.numel, each),
+        codes.name: (codes.numel, (blocks * block if node.op_type == "MatMulNBits" else rows * columns) * bits // 8),
+        scales.name: (scales.numel, blocks),
     }
     if zeros is not None:
         packed = rows * -(-groups * bits // 8)
-        expected[zeros.name] = (zeros.numel, each if zeros.dtype.is_floating_point else packed)
-    for name, (found, wanted) in expected.items():
-        if found != wanted:
+        expected[zeros.name] = (zeros.numel, blocks if zeros.dtype.is_floating_point else packed)
+    for name, (actual, wanted) in expected.items():
+        if actual != wanted:
             raise unfit(
                 node,
-                f"{name!r:.80} has {found} elements, a weight {[rows, columns]} in blocks of {block} has {wanted}",
+                f"{name!r:.80} has {actual} elements, a weight {[rows, columns]} in blocks of {block} has {wanted}",
             )
     if codes.dtype is not torch.uint8 or not scales.dtype.is_floating_point or columns < 1 or rows < 1:
         raise unfit(node, f"its codes are {codes.dtype} and its scales {scales.dtype}")

@@ -49,16 +49,16 @@ class OnnxDecoder(nn.Module):
         self._longest = longest if any(node.op == "If" for node in graph.nodes) else None
 
     def forward(self, input_ids: Tensor, positions: Tensor) -> Tensor:
-        """input_ids, positions: [1, T] int64; returns [1, T, vocabulary]."""
+        """Run the graph. input_ids, positions: [1, T] int64. Returns [1, T, vocabulary]."""
         if input_ids.shape[1] != positions.shape[1]:  # Lets the trace know that both have the one T.
             raise CaptureError("the number of positions differs from the number of tokens", at=self._model.file)
         if self._longest is not None:
             torch._check(input_ids.shape[1] <= max(self._longest, EXAMPLE_TOKENS))
         values: dict[str, Value] = {**self._known}
         values |= {name: getattr(self.tensors, attribute) for name, attribute in self._names.items()}
-        for each in self._graph.inputs:
-            if each.name not in values:
-                values[each.name] = self._input(each.name, each.type, input_ids, positions)
+        for input_ in self._graph.inputs:
+            if input_.name not in values:
+                values[input_.name] = self._input(input_.name, input_.type, input_ids, positions)
         run = _Run(self._model, positions, self._dtypes)
         run.nodes(self._graph.nodes, values, self._model.opsets)
         logits = values[self._interface.logits]
@@ -92,8 +92,8 @@ class _Run:
         for node in nodes:
             if node.outputs and all(name in values for name in node.outputs if name):
                 continue  # codes, whose numbers stand for them
-            made = self._made(node, values, opsets)
-            for name, value in zip(node.outputs, made, strict=False):
+            outputs = self._made(node, values, opsets)
+            for name, value in zip(node.outputs, outputs, strict=False):
                 if name and value is not None:
                     values[name] = value
 
@@ -106,28 +106,28 @@ class _Run:
             self.positions,
             self.dtypes,
         )
-        made: Translated
+        outputs: Translated
         try:
             if node.op == "If":
-                made = self._branch(call, values, opsets)
+                outputs = self._branch(call, values, opsets)
             elif function is not None and (node.domain, node.op_type) not in OPERATORS:
                 own = own_operator(node)
-                made = self._function(function, call) if own is None else called(own, call, function.inputs)
+                outputs = self._function(function, call) if own is None else called(own, call, function.inputs)
             else:
-                made = _translated(call)
+                outputs = _translated(call)
         except LlmcError:
             raise
         except Exception as error:  # Operators of damaged files meet torch in every wrong way; all of it is translated.
             raise call.refused(f"it does not fit its inputs: {_told(error)}", "export the model again") from error
-        found = made if isinstance(made, tuple) else (made,)
-        for value in found:
+        results = outputs if isinstance(outputs, tuple) else (outputs,)
+        for value in results:
             if isinstance(value, Tensor) and math.prod(n for n in value.shape if isinstance(n, int)) > _MOST_ELEMENTS:
                 raise call.refused(f"it makes {list(value.shape)}, more than a model does", "export the model again")
-        return found
+        return results
 
     def _function(self, function: OnnxFunction, call: Call) -> tuple[Value | None, ...]:
-        given = dict(zip(function.inputs, call.inputs, strict=False))
-        inner: dict[str, Value] = {name: value for name, value in given.items() if value is not None}
+        arguments = dict(zip(function.inputs, call.inputs, strict=False))
+        inner: dict[str, Value] = {name: value for name, value in arguments.items() if value is not None}
         attributes = {**function.attributes, **call.node.attributes}
         nodes = [_with_attributes(node, attributes) for node in function.nodes]
         self.nodes(nodes, inner, function.opsets)
@@ -138,7 +138,7 @@ class _Run:
         graph = call.node.attributes.get("then_branch" if condition else "else_branch")
         if not isinstance(graph, OnnxGraph):
             raise call.refused("it has no branches", "export the model again")
-        inner = {**values, **{name: constant(each) for name, each in graph.tensors.items()}}
+        inner = {**values, **{name: constant(tensor) for name, tensor in graph.tensors.items()}}
         self.nodes(graph.nodes, inner, opsets)
         return tuple(inner[value.name] for value in graph.outputs)
 
@@ -169,11 +169,11 @@ def _constant_of(call: Call) -> Value:
 
 def _with_attributes(node: OnnxNode, given: Mapping[str, Any]) -> OnnxNode:
     """A function's node with the attributes of the call."""
-    found = {
+    filled = {
         name: given.get(value.name) if isinstance(value, Reference) else value
         for name, value in node.attributes.items()
     }
-    return replace(node, attributes={name: value for name, value in found.items() if value is not None})
+    return replace(node, attributes={name: value for name, value in filled.items() if value is not None})
 
 
 def _told(error: Exception) -> str:

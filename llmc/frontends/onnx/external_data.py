@@ -29,12 +29,12 @@ class ExternalBytes:
     def read(self) -> bytearray:
         """Return a copy of the data. Raises CheckpointError for a file that has changed."""
         # Read, not mapped: truncating the file meanwhile is an error here, and does not kill the process.
-        found = bytearray(self.nbytes)
+        content = bytearray(self.nbytes)
         with _opened(self.file) as stream:
             stream.seek(self.start)
-            if stream.readinto(found) != self.nbytes:
+            if stream.readinto(content) != self.nbytes:
                 raise CheckpointError("the file became shorter", at=self.file, fix=_DOWNLOAD_AGAIN)
-        return found
+        return content
 
 
 def external_bytes(model: Path, tensor: str, entries: dict[str, str], nbytes: int) -> ExternalBytes:

@@ -23,18 +23,18 @@ def onnx_file(place: Path) -> Path | None:
         return place if place.suffix == SUFFIX else None
     if any((place / name).exists() for name in (SINGLE_FILE, SHARD_INDEX)):
         return None
-    found = {file.name: file for folder in (place / _FOLDER, place) for file in sorted(folder.glob(f"*{SUFFIX}"))}
-    if not found:
+    files = {file.name: file for folder in (place / _FOLDER, place) for file in sorted(folder.glob(f"*{SUFFIX}"))}
+    if not files:
         return None
     settings = genai_settings(place)
     named = settings.get("decoder", {}).get("filename") if isinstance(settings.get("decoder"), dict) else None
     for name in (named, *_PREFERRED):
-        if name in found:
-            return found[name]
-    if len(found) == 1:
-        return next(iter(found.values()))
+        if name in files:
+            return files[name]
+    if len(files) == 1:
+        return next(iter(files.values()))
     raise CheckpointError(
-        f"the directory holds {len(found)} ONNX files: {', '.join(found)[:200]}", at=place, fix="name the one to build"
+        f"the directory holds {len(files)} ONNX files: {', '.join(files)[:200]}", at=place, fix="name the one to build"
     )
 
 
@@ -50,5 +50,5 @@ def genai_settings(folder: Path) -> dict[str, Any]:
     file = folder / GENAI
     if not file.is_file():
         return {}
-    found = read_json(file).get("model")
-    return found if isinstance(found, dict) else {}
+    settings = read_json(file).get("model")
+    return settings if isinstance(settings, dict) else {}

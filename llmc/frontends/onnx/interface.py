@@ -76,8 +76,11 @@ _SEQUENCE_AXIS = 2
 
 
 def read_interface(graph: OnnxGraph, file: Path, head_dim: int | None) -> Interface:
-    """head_dim: that of the cache, if the file's shapes leave it open. Raises CaptureError for inputs that a decoder
-    does not have."""
+    """Read the roles of a decoder's inputs and outputs.
+
+    head_dim: the cache's, if the file's shapes leave it open. Raises CaptureError for inputs that a
+    decoder does not have.
+    """
     roles: dict[str, Role] = {}
     past: dict[str, tuple[int, ...]] = {}
     for value in graph.inputs:
@@ -107,7 +110,7 @@ def read_interface(graph: OnnxGraph, file: Path, head_dim: int | None) -> Interf
             at=file,
             fix="export it with one input input_ids [batch, tokens] of whole numbers",
         )
-    flat = next(each.shape is not None and len(each.shape) == 1 for each in graph.inputs if each.name == ids[0])
+    flat = next(input_.shape is not None and len(input_.shape) == 1 for input_ in graph.inputs if input_.name == ids[0])
     return Interface(ids[0], roles, past, _logits(graph, file, 2 if flat else 3), flat)
 
 
@@ -142,8 +145,8 @@ def _empty(value: OnnxValue, file: Path, head_dim: int | None) -> tuple[int, ...
 
 def _logits(graph: OnnxGraph, file: Path, axes: int) -> str:
     names = [value.name for value in graph.outputs]
-    found = [value for value in graph.outputs if value.name == "logits"] or list(graph.outputs[:1])
-    value = found[0] if found else None
+    candidates = [value for value in graph.outputs if value.name == "logits"] or list(graph.outputs[:1])
+    value = candidates[0] if candidates else None
     is_float = value is not None and value.type in DTYPES and DTYPES[value.type].is_floating_point
     if value is None or not is_float or (value.shape is not None and len(value.shape) != axes):
         encoder = {"last_hidden_state", "pooler_output", "sentence_embedding", "start_logits"} & {*names}

@@ -20,7 +20,7 @@ LINEAR = "DequantizeLinear"
 def linear_weight(
     node: OnnxNode, graph: OnnxGraph, made_by: Mapping[str, OnnxNode]
 ) -> Iterator[tuple[str, CodedTensor]]:
-    """The weight, by the name of its codes."""
+    """Yield the weight that a DequantizeLinear makes, by the name of its codes. Raises CaptureError for other forms."""
     codes, scales = (initializer(node, graph, index) for index in (0, 1))
     zeros = optional_initializer(node, graph, 2)
     if len(codes.shape) != 2 or not codes.numel or _bits(codes) is None or not scales.dtype.is_floating_point:
@@ -52,9 +52,9 @@ def linear_codes(coded: CodedTensor) -> UnpackedCodes:
     is_signed = coded.codes.packed == "int4" or coded.codes.dtype is torch.int8
     if zeros is None and not is_signed:
         zeros = torch.full((1,), -(1 << (coded.bits - 1)), dtype=torch.int8)
-    found = None if zeros is None or not bool(zeros.any()) else coded.of_equal_runs(_of_rows(coded, zeros))
+    offsets = None if zeros is None or not bool(zeros.any()) else coded.of_equal_runs(_of_rows(coded, zeros))
     scales = coded.of_equal_runs(_of_rows(coded, coded.scales.load()))
-    return UnpackedCodes((stored.t() if coded.is_turned else stored).contiguous(), scales, found)
+    return UnpackedCodes((stored.t() if coded.is_turned else stored).contiguous(), scales, offsets)
 
 
 def _of_rows(coded: CodedTensor, values: Tensor) -> Tensor:

@@ -104,15 +104,15 @@ def read_model(file: Path) -> OnnxModel:
     proto = _parsed(file)
     reader = _Reader(file)
     functions: dict[Function, OnnxFunction] = {}
-    for each in proto.functions:
-        key = (reader.domain(each.domain), reader.text(each.name), reader.text(each.overload))
+    for function in proto.functions:
+        key = (reader.domain(function.domain), reader.text(function.name), reader.text(function.overload))
         if key in functions:
-            raise damaged(f"function {each.name!r:.80} appears twice", file)
-        functions[key] = reader.function(each)
+            raise damaged(f"function {function.name!r:.80} appears twice", file)
+        functions[key] = reader.function(function)
     graph = reader.graph(proto.graph, 0)
     if not graph.nodes:
         raise damaged("its graph has no nodes", file)
-    metadata = {reader.text(each.key): reader.text(each.value) for each in proto.metadata_props}
+    metadata = {reader.text(prop.key): reader.text(prop.value) for prop in proto.metadata_props}
     return OnnxModel(file, graph, functions, reader.opsets(proto), metadata)
 
 
@@ -161,17 +161,17 @@ class _Reader:
                 "the model has sparse initializers, which llmc does not read", at=self._file, fix="store them dense"
             )
         tensors: dict[str, OnnxTensor] = {}
-        for each in proto.initializer:
-            if not each.name or each.name in tensors:
-                raise damaged(f"tensor {each.name!r:.80} appears twice, or has no name", self._file)
-            tensors[each.name] = read_tensor(each, self._file)
-        values = tuple(self._value(each) for each in proto.input if each.name not in tensors)
+        for initializer in proto.initializer:
+            if not initializer.name or initializer.name in tensors:
+                raise damaged(f"tensor {initializer.name!r:.80} appears twice, or has no name", self._file)
+            tensors[initializer.name] = read_tensor(initializer, self._file)
+        values = tuple(self._value(input_) for input_ in proto.input if input_.name not in tensors)
         return OnnxGraph(self.nodes(proto.node, depth), values, tuple(map(self._value, proto.output)), tensors)
 
     def function(self, proto: Any) -> OnnxFunction:
         """A model-local one."""
         attributes: dict[str, Any] = dict.fromkeys(self._texts(proto.attribute))
-        attributes |= {self.text(each.name): self._attribute(each, 1) for each in proto.attribute_proto}
+        attributes |= {self.text(attribute.name): self._attribute(attribute, 1) for attribute in proto.attribute_proto}
         return OnnxFunction(
             self._texts(proto.input),
             self._texts(proto.output),
@@ -187,15 +187,15 @@ class _Reader:
             raise damaged(f"it has more than {_MOST_NODES} nodes", self._file)
         return tuple(
             OnnxNode(
-                self.text(each.name),
-                self.domain(each.domain),
-                self.text(each.op_type),
-                self.text(each.overload),
-                self._texts(each.input),
-                self._texts(each.output),
-                {self.text(one.name): self._attribute(one, depth) for one in each.attribute},
+                self.text(proto.name),
+                self.domain(proto.domain),
+                self.text(proto.op_type),
+                self.text(proto.overload),
+                self._texts(proto.input),
+                self._texts(proto.output),
+                {self.text(attribute.name): self._attribute(attribute, depth) for attribute in proto.attribute},
             )
-            for each in protos
+            for proto in protos
         )
 
     def text(self, value: str | bytes) -> str:
@@ -209,7 +209,7 @@ class _Reader:
 
     def opsets(self, proto: Any) -> dict[str, int]:
         """Versions by domain."""
-        return {self.domain(each.domain): each.version for each in proto.opset_import}
+        return {self.domain(opset.domain): opset.version for opset in proto.opset_import}
 
     def _texts(self, values: Any) -> tuple[str, ...]:
         return tuple(map(self.text, values))

@@ -63,7 +63,7 @@ def positional_tensors(graph: OnnxGraph, ids: str) -> frozenset[str]:
     """
     # The kinds of values: stored, derived from positions and lengths, or dependent on tokens.
     stored: dict[str, frozenset[str]] = {name: frozenset({name}) for name in graph.tensors}
-    tokens, found = {ids}, set[str]()
+    tokens, positional = {ids}, set[str]()
     counted = {value.name for value in graph.inputs if value.name != ids}
     for node in graph.nodes:
         names = [*reads(node)]
@@ -74,9 +74,9 @@ def positional_tensors(graph: OnnxGraph, ids: str) -> frozenset[str]:
         elif any(name in counted for name in names):
             counted |= {*node.outputs}
             tables = {name for index, name in enumerate(node.inputs) if (node.op, index) in _LOOKUPS}
-            found |= {each for name in names if name in stored and name not in tables for each in stored[name]}
+            positional |= {origin for name in names if name in stored and name not in tables for origin in stored[name]}
         else:
-            made = frozenset(each for name in names for each in stored.get(name, frozenset()))
-            stored |= dict.fromkeys(node.outputs, made)
-    tensors = (graph.tensors[name] for name in found)
-    return frozenset(each.name for each in tensors if each.numel * each.dtype.itemsize <= _LARGEST_CONSTANT)
+            origins = frozenset(origin for name in names for origin in stored.get(name, frozenset()))
+            stored |= dict.fromkeys(node.outputs, origins)
+    tensors = (graph.tensors[name] for name in positional)
+    return frozenset(tensor.name for tensor in tensors if tensor.numel * tensor.dtype.itemsize <= _LARGEST_CONSTANT)

@@ -26,15 +26,15 @@ _OF_NUMBERS = (
 
 def array(numbers: Any) -> Known:
     """The numbers as int64, or as objects if T is among them."""
-    found = np.asarray(numbers, dtype=object)
-    if any(isinstance(each, SymInt) for each in found.reshape(-1)):
-        return found
-    return np.asarray(found.tolist(), dtype=np.int64).reshape(found.shape)
+    values = np.asarray(numbers, dtype=object)
+    if any(isinstance(element, SymInt) for element in values.reshape(-1)):
+        return values
+    return np.asarray(values.tolist(), dtype=np.int64).reshape(values.shape)
 
 
-def tidy(found: Any, like: Known) -> Known:
+def tidy(values: Any, like: Known) -> Known:
     """The numbers, of like's dtype where T is no longer among them."""
-    numbers: Known = np.asarray(found)
+    numbers: Known = np.asarray(values)
     if numbers.dtype != object:
         return numbers
     kept = array(numbers)
@@ -46,8 +46,8 @@ def compared(call: Call, relation: Callable[[Any, Any], Any]) -> Known:
     first, second = np.broadcast_arrays(call.known(0), call.known(1))
     # Python's numbers: NumPy 1's would be compared with T as they would with its hint.
     pairs = zip(first.reshape(-1).tolist(), second.reshape(-1).tolist(), strict=True)
-    found = [_truth(call, relation(a, b)) for a, b in pairs]
-    return np.asarray(found, dtype=np.bool_).reshape(first.shape)
+    truths = [_truth(call, relation(a, b)) for a, b in pairs]
+    return np.asarray(truths, dtype=np.bool_).reshape(first.shape)
 
 
 def _truth(call: Call, condition: Any) -> bool:
@@ -88,8 +88,8 @@ def range_of(call: Call) -> Known:
     start, end, step = (call.known(index).reshape(-1)[0] for index in range(3))
     count = math.ceil((end - start) / step)
     call.unless(count <= _MOST, f"it makes known numbers of shape [{count}]")
-    found: Known = np.arange(start, end, step)
-    return found
+    numbers: Known = np.arange(start, end, step)
+    return numbers
 
 
 def makes_numbers(call: Call) -> bool:

@@ -46,7 +46,7 @@ def check_operators(model: OnnxModel, nodes: Iterable[OnnxNode]) -> None:
 
 
 def unknown_operator(node: OnnxNode) -> CaptureError:
-    """Names the node, its operator, and what to do."""
+    """The error for a node whose operator llmc does not translate."""
     fix = (
         "export the model without it, or build it from its safetensors; docs/onnx.md lists the operators that are read"
     )
@@ -75,7 +75,9 @@ def check_expansion(model: OnnxModel, nodes: Iterable[OnnxNode]) -> None:
         return sum(1 + inner(node, within) for node in nodes)
 
     def inner(node: OnnxNode, within: tuple[tuple[str, str, str], ...]) -> int:
-        branches = sum(calls(each.nodes, within) for each in node.attributes.values() if isinstance(each, OnnxGraph))
+        branches = sum(
+            calls(attribute.nodes, within) for attribute in node.attributes.values() if isinstance(attribute, OnnxGraph)
+        )
         key = node.function
         function = model.functions.get(key)
         if function is None:
@@ -87,9 +89,9 @@ def check_expansion(model: OnnxModel, nodes: Iterable[OnnxNode]) -> None:
             counted[key] = calls(function.nodes, (*within, key))
         return branches + counted[key]
 
-    found = calls(nodes, ())
-    if found > _MOST_CALLS:
-        raise _refused(model, f"its functions make {found} calls, more than {_MOST_CALLS}")
+    total = calls(nodes, ())
+    if total > _MOST_CALLS:
+        raise _refused(model, f"its functions make {total} calls, more than {_MOST_CALLS}")
 
 
 def _refused(model: OnnxModel, problem: str) -> CaptureError:

@@ -22,12 +22,12 @@ def own_weight(
     """The weight, by the name of its codes. Raises CheckpointError for parts that do not fit together."""
     function = functions.get(node.function)
     names = CODE_PARTS if function is None else function.inputs
-    given = {name: initializer(node, graph, index) for index, name in enumerate(names) if index < len(node.inputs)}
+    parts = {name: initializer(node, graph, index) for index, name in enumerate(names) if index < len(node.inputs)}
     format = node.attributes.get("format")
     known = CODE_FORMATS.get(format) if isinstance(format, str) else None
-    if known is None or given.keys() - set(CODE_PARTS) or not {"codes", "scales"} <= given.keys():
-        raise unfit(node, f"its format is {format!r:.40}, its parts are {', '.join(sorted(given))}")
-    codes, scales = given.pop("codes"), given.pop("scales")
+    if known is None or parts.keys() - set(CODE_PARTS) or not {"codes", "scales"} <= parts.keys():
+        raise unfit(node, f"its format is {format!r:.40}, its parts are {', '.join(sorted(parts))}")
+    codes, scales = parts.pop("codes"), parts.pop("scales")
     if len(codes.shape) != 2 or len(scales.shape) != 2 or not codes.numel or not scales.numel:
         raise unfit(node, f"its codes are {list(codes.shape)}, its scales {list(scales.shape)}: expected two matrices")
     rows, columns = codes.shape
@@ -35,15 +35,15 @@ def own_weight(
         raise unfit(node, f"its scales are {scales.packed or scales.dtype}")
     if scales.shape[0] not in (1, rows) or columns % scales.shape[1]:
         raise unfit(node, f"scales {list(scales.shape)} do not fit codes {list(codes.shape)}")
-    for name, part in given.items():
+    for name, part in parts.items():
         if len(part.shape) != 2 or part.shape[0] not in (1, rows) or columns % max(part.shape[1], 1):
             raise unfit(node, f"its {name} {list(part.shape)} do not fit codes {list(codes.shape)}")
     block = columns // scales.shape[1]
-    zeros = given.pop("zeros", None)
+    zeros = parts.pop("zeros", None)
     yield (
         node.inputs[0],
         CodedTensor(
-            DEQUANTIZE, codes, scales, zeros, known.bits, rows, columns, block, own_format=format, others=given
+            DEQUANTIZE, codes, scales, zeros, known.bits, rows, columns, block, own_format=format, others=parts
         ),
     )
 

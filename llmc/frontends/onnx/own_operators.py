@@ -45,26 +45,26 @@ def own_operator(node: OnnxNode) -> OpOverload | None:
         return None
     name, _, overload = node.op_type.partition(".")
     packet = getattr(getattr(torch.ops, node.domain), name, None)
-    found = getattr(packet, overload or "default", None)
-    if found is _aten.clone.default:
+    op = getattr(packet, overload or "default", None)
+    if op is _aten.clone.default:
         return _aten.contiguous.default  # For which it stands where it does something: a view of it follows.
-    return found if found in _CAPTURED | legal_ops(Stage.CANONICAL) else None
+    return op if op in _CAPTURED | legal_ops(Stage.CANONICAL) else None
 
 
 def called(op: OpOverload, call: Call, inputs: Sequence[str]) -> Translated:
-    """inputs: the names of the function's."""
+    """Call an op with the inputs of a function. inputs: the names of the function's inputs."""
     tensors = {argument.name for argument in op._schema.arguments if "Tensor" in str(argument.type)}
-    given = {
+    by_name = {
         # One of a list is called after it.
         name: call.tensor(index) if {name, name.rpartition("_")[0]} & tensors else _number(call, index)
         for index, name in enumerate(inputs)
     }
     keywords: dict[str, Any] = {}
     for argument in op._schema.arguments:
-        if argument.name in given:
-            keywords[argument.name] = given[argument.name]
+        if argument.name in by_name:
+            keywords[argument.name] = by_name[argument.name]
         elif argument.name in call.node.attributes:
-            keywords[argument.name] = _argument(call.node.attributes[argument.name], argument.type, given)
+            keywords[argument.name] = _argument(call.node.attributes[argument.name], argument.type, by_name)
     result: Any = op(**keywords)
     if isinstance(result, SymInt | int):
         return array(result)
@@ -72,13 +72,13 @@ def called(op: OpOverload, call: Call, inputs: Sequence[str]) -> Translated:
 
 
 def _number(call: Call, index: int) -> Any:
-    found = call.value(index)
-    return found if isinstance(found, torch.Tensor) else found.reshape(-1)[0]
+    value = call.value(index)
+    return value if isinstance(value, torch.Tensor) else value.reshape(-1)[0]
 
 
 def _argument(value: Any, kind: Any, given: dict[str, Any]) -> Any:
     if isinstance(value, tuple):
-        return [_argument(each, None, given) for each in value]
+        return [_argument(element, None, given) for element in value]
     if isinstance(value, OnnxTensor):
         return constant(value).item()
     if not isinstance(value, str):

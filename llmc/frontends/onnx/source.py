@@ -55,8 +55,8 @@ def parsed_file(file: Path) -> ParsedFile:
 
 def _head_dim(settings: dict[str, Any]) -> int | None:
     decoder = settings.get("decoder")
-    found = decoder.get("head_size") if isinstance(decoder, dict) else None
-    return found if isinstance(found, int) and 0 < found < 1 << 16 else None
+    size = decoder.get("head_size") if isinstance(decoder, dict) else None
+    return size if isinstance(size, int) and 0 < size < 1 << 16 else None
 
 
 class OnnxSource:
@@ -80,7 +80,7 @@ class OnnxSource:
 
     def names(self) -> tuple[str, ...]:
         """Return all tensor names, sorted; parts of codes are not among them."""
-        parts = {part.name for each in self._coded.values() for part in each.parts}
+        parts = {part.name for coded in self._coded.values() for part in coded.parts}
         return tuple(sorted((self._tensors.keys() - parts) | self._coded.keys()))
 
     def shape(self, name: str) -> tuple[int, ...]:
@@ -113,10 +113,10 @@ class OnnxSource:
         """The tensor on the CPU: numbers in fp32 if it is codes, or the part of those that is named after `::`."""
         base, _, part = name.rpartition("::")
         if base in self._coded and part in CODE_PARTS:
-            found: Tensor | None = getattr(self._unpacked(base), part)
-            if found is None:
+            values: Tensor | None = getattr(self._unpacked(base), part)
+            if values is None:
                 raise CheckpointError(f"weight {base!r:.80} has no {part}", at=self.file, fix="build the model again")
-            return found
+            return values
         coded = self._coded.get(name)
         return self._tensor(name).load() if coded is None else self._unpacked(name).values(coded.format)
 
@@ -133,11 +133,11 @@ class OnnxSource:
         return elements.most_common(1)[0][0]
 
     def _tensor(self, name: str) -> OnnxTensor:
-        found = self._tensors.get(name)
-        if found is None:
+        tensor = self._tensors.get(name)
+        if tensor is None:
             raise CheckpointError(
                 f"the file has no tensor {name!r:.80} ({len(self._tensors)} tensors found)",
                 at=self.file,
                 fix="build the model again: the file has changed",
             )
-        return found
+        return tensor

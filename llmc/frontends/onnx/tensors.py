@@ -63,10 +63,10 @@ class OnnxTensor:
     def load(self) -> Tensor:
         """Read the tensor to the CPU, as it is stored; with four bits the bytes, [numel / 2]. Raises
         CheckpointError."""
-        found = self.data.read() if isinstance(self.data, ExternalBytes) else bytearray(_bytes(self.data))
-        if not found:
+        content = self.data.read() if isinstance(self.data, ExternalBytes) else bytearray(_bytes(self.data))
+        if not content:
             return torch.empty(self.shape, dtype=self.dtype)
-        values = torch.frombuffer(found, dtype=self.dtype)
+        values = torch.frombuffer(content, dtype=self.dtype)
         return values if self.packed is not None else values.view(self.shape)
 
 

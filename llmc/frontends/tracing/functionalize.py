@@ -75,26 +75,26 @@ def _can_replace(node: fx.Node) -> bool:
         return False
     if any(user < node and _is_view(user) for user in written.users):
         return False
-    values: Any = fx.map_arg((node.args, dict(node.kwargs)), lambda each: each.meta["val"])
+    values: Any = fx.map_arg((node.args, dict(node.kwargs)), lambda operand: operand.meta["val"])
     with written.meta["val"].fake_mode:
-        found: FakeTensor = plain(*values[0], **values[1])
-    return bool(found.dtype == written.meta["val"].dtype)
+        result: FakeTensor = plain(*values[0], **values[1])
+    return bool(result.dtype == written.meta["val"].dtype)
 
 
 def _fills_slice(node: fx.Node) -> bool:
     """Whether it writes all of a slice of memory that nothing else has seen, as code does that puts halves of heads
     together."""
-    part, given = node.args[:2]
-    if not isinstance(part, fx.Node) or part.target is not aten.slice.Tensor or not isinstance(given, fx.Node):
+    part, written = node.args[:2]
+    if not isinstance(part, fx.Node) or part.target is not aten.slice.Tensor or not isinstance(written, fx.Node):
         return False
-    base, values = part.all_input_nodes[0], (part.meta["val"], given.meta["val"])
+    base, values = part.all_input_nodes[0], (part.meta["val"], written.meta["val"])
     if node.users or not _is_fresh(base) or values[0].dtype != values[1].dtype or values[0].dim() != values[1].dim():
         return False
     seen = [user for user in base.users if user < node and _is_view(user)]
     return all(
-        user.target is aten.slice.Tensor and all(_writes(each, user) and each <= node for each in user.users)
+        user.target is aten.slice.Tensor and all(_writes(reader, user) and reader <= node for reader in user.users)
         for user in seen
-    ) and all(statically_known_true(a == b) for a, b in zip(*(each.shape for each in values), strict=True))
+    ) and all(statically_known_true(a == b) for a, b in zip(*(value.shape for value in values), strict=True))
 
 
 def _writes(node: fx.Node, part: fx.Node) -> bool:
@@ -125,7 +125,7 @@ def _is_view(node: fx.Node) -> bool:
     """Or written in place."""
     if not isinstance(node.target, OpOverload):
         return node.target is operator.getitem
-    return node.target in _RULES or any(each.alias_info is not None for each in node.target._schema.returns)
+    return node.target in _RULES or any(result.alias_info is not None for result in node.target._schema.returns)
 
 
 def _replace_in_place(graph: fx.Graph, node: fx.Node) -> None:

@@ -100,13 +100,13 @@ def input_specs(program: ExportedProgram) -> dict[fx.Node, InputSpec]:
 
 def _inputs(graph: fx.Graph, users: Sequence[fx.Node]) -> dict[fx.Node, fx.Node]:
     """Placeholders for the program's own inputs, and for positions if it takes none."""
-    made = {user: _placeholder(graph, name, user) for user, name in zip(users, _INPUTS, strict=False)}
+    inputs = {user: _placeholder(graph, name, user) for user, name in zip(users, _INPUTS, strict=False)}
     if len(users) == 1:
-        ids = made[users[0]].meta["val"]
+        ids = inputs[users[0]].meta["val"]
         positions = _placeholder(graph, "positions", users[0])
         with ids.fake_mode:
             positions.meta = {"val": torch.empty_like(ids, dtype=torch.int64)}
-    return made
+    return inputs
 
 
 def _placeholder(graph: fx.Graph, name: str, source: fx.Node) -> fx.Node:
@@ -159,7 +159,7 @@ def _refuse_sizes_of_values(logits: fx.Node) -> None:
     """Raise CaptureError for the first tensor before the logits whose size no shape of the step says."""
     seen, left = {logits}, [logits]
     while left:
-        fresh = [each for each in left.pop().all_input_nodes if each not in seen]
+        fresh = [operand for operand in left.pop().all_input_nodes if operand not in seen]
         seen.update(fresh)
         left += fresh
     for node in logits.graph.nodes:

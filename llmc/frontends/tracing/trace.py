@@ -42,8 +42,8 @@ def trace(module: nn.Module, *, with_positions: bool, hidden: int | None = None)
 
 
 def _same_tokens(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-    for each in inputs[1:]:
-        torch._check(each.shape[1] == inputs[0].shape[1])
+    for other in inputs[1:]:
+        torch._check(other.shape[1] == inputs[0].shape[1])
 
 
 def _check_short_steps(program: ExportedProgram) -> None:

@@ -116,13 +116,13 @@ def read_directory(opened: OpenedModel[CheckpointSource], options: BuildOptions)
             made = skeleton(loaded.model_class, config, dtype, task=loaded.task)
         return made, stored_recipes(made, source, whole=outer, read_elsewhere=drafting)
 
-    model, found = read()
-    copies = compared(found.copies, source)
-    different = [each for each in copies if not each.are_equal]
+    model, stored = read()
+    copies = compared(stored.copies, source)
+    different = [copy for copy in copies if not copy.are_equal]
     if different and getattr(config, "tie_word_embeddings", False):
         config.tie_word_embeddings = False
-        model, found = read()
-        refuse_different(compared(found.copies, source), source)
+        model, stored = read()
+        refuse_different(compared(stored.copies, source), source)
         named = f"{different[0].second} to {different[0].first}"
         notes += (f"config.json ties {named}, and they differ in the checkpoint: they are not tied",)
     elif different:
@@ -131,9 +131,9 @@ def read_directory(opened: OpenedModel[CheckpointSource], options: BuildOptions)
         rotary = hold_frequencies(model, config, options.max_model_len, file)
         make_parameters_fake(model)
         info, ids = model_info(model_name(directory), config, stated_tokens(directory), dtype)
-    notes = (*(() if whole is None else (left_out(whole),)), *source.notes, *notes, *found.notes, *ids, *rotary)
+    notes = (*(() if whole is None else (left_out(whole),)), *source.notes, *notes, *stored.notes, *ids, *rotary)
     plan = None if loaded.task is None else head_plan(loaded.task, model, options, directory)
-    return ReadModel(model, found.recipes, info, notes, plan, copies)
+    return ReadModel(model, stored.recipes, info, notes, plan, copies)
 
 
 def _tie_if_unsaid(config: Any, whole: Any | None, source: CheckpointSource) -> tuple[str, ...]:
@@ -164,10 +164,10 @@ class LogitsOnly(nn.Module):
         self._numbers_ids = numbers_ids(model)
 
     def forward(self, input_ids: Tensor, positions: Tensor) -> Tensor:
-        """input_ids, positions: [1, T]; returns [1, T, vocab]."""
+        """Run the model. input_ids, positions: [1, T]. Returns [1, T, vocab]."""
         with explained_at_once():
-            given = {} if self._numbers_ids else {"position_ids": positions}
-            logits: Tensor = self.model(input_ids=input_ids, use_cache=False, **given).logits
+            keywords = {} if self._numbers_ids else {"position_ids": positions}
+            logits: Tensor = self.model(input_ids=input_ids, use_cache=False, **keywords).logits
         return logits
 
 

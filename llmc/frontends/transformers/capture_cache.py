@@ -77,7 +77,7 @@ def capture_entry(
         "processor": torch.backends.cpu.get_cpu_capability(),
         # Installing, removing or upgrading any package changes the folder.
         "packages": [_stamp(Path(path).parents[1]) for path in (spec.origin, torch.__file__)],
-        "environment": sorted(each for each in os.environ.items() if each[0].startswith(_ENVIRONMENT)),
+        "environment": sorted(variable for variable in os.environ.items() if variable[0].startswith(_ENVIRONMENT)),
     }
     digest = sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
     return f"{digest[:32]}.txt"
@@ -96,7 +96,7 @@ class KeptCapture:
 
     def is_of(self, source: CheckpointSource) -> bool:
         """Whether the same copies are equal in this checkpoint, whose headers are the same."""
-        return compared([(each.first, each.second) for each in self.copies], source) == self.copies
+        return compared([(copy.first, copy.second) for copy in self.copies], source) == self.copies
 
 
 def find_capture(entry: str) -> KeptCapture | None:
@@ -108,7 +108,7 @@ def find_capture(entry: str) -> KeptCapture | None:
         if any(_stamp(Path(path)) != [path, *stamp] for path, *stamp in sources):
             return None
         graph = captured_graph(text, cache.path / entry)
-        return KeptCapture(graph, tuple(notes), tuple(Copies(*each) for each in copies))
+        return KeptCapture(graph, tuple(notes), tuple(Copies(*copy) for copy in copies))
     except (OSError, ValueError, EngineFormatError):
         return None
 
@@ -121,7 +121,7 @@ def keep_capture(entry: str, graph: ModelGraph, notes: Sequence[str] = (), copie
         return
     modules = [module for name, module in sys.modules.items() if name.partition(".")[0] == _PACKAGE]
     files = sorted({file for module in modules if isinstance(file := getattr(module, "__file__", None), str)})
-    known = json.dumps([[_stamp(Path(file)) for file in files], list(notes), [astuple(each) for each in copies]])
+    known = json.dumps([[_stamp(Path(file)) for file in files], list(notes), [astuple(copy) for copy in copies]])
     with suppress(OSError):
         open_cache(CacheKind.CAPTURES).write_text(entry, f"{known}\n{text}")
 

@@ -135,7 +135,7 @@ class _Writer:
                 "offset": self._size(value.storage_offset()),
             }
         if isinstance(value, list | tuple):
-            return {"list" if isinstance(value, list) else "tuple": [self._value(each) for each in value]}
+            return {"list" if isinstance(value, list) else "tuple": [self._value(element) for element in value]}
         return {"size": self._size(value)}
 
     def _size(self, size: Any) -> Any:
@@ -198,13 +198,13 @@ class _Reader:
             return self._size(value["size"])
         if "dtype" not in value:
             ((kind, items),) = value.items()
-            return {"list": list, "tuple": tuple}[kind](self._value(each) for each in items)
+            return {"list": list, "tuple": tuple}[kind](self._value(item) for item in items)
         shape, stride = (tuple(map(self._size, value[name])) for name in ("shape", "stride"))
         with self._mode:
-            made = torch.empty_strided(shape, stride, dtype=_TORCH_DTYPES[value["dtype"]], device="cpu")
+            tensor = torch.empty_strided(shape, stride, dtype=_TORCH_DTYPES[value["dtype"]], device="cpu")
             if value["offset"] != 0:
-                made = made.as_strided(shape, stride, self._size(value["offset"]))
-        return made
+                tensor = tensor.as_strided(shape, stride, self._size(value["offset"]))
+        return tensor
 
     def _size(self, size: Any) -> Any:
         if size == "T":
@@ -230,10 +230,10 @@ def _target(name: str) -> Callable[..., Any]:
     namespace, packet, overload = name.split(".")
     if namespace not in _OVERLOADS:
         raise ValueError(f"op {name!r}")
-    found = getattr(getattr(getattr(torch.ops, namespace), packet), overload)
-    if not isinstance(found, OpOverload):
+    op = getattr(getattr(getattr(torch.ops, namespace), packet), overload)
+    if not isinstance(op, OpOverload):
         raise ValueError(f"op {name!r}")
-    return found
+    return op
 
 
 def _encode(value: Any, node: fx.Node) -> Any:
@@ -264,7 +264,7 @@ def _encode_recipe(recipe: Recipe, node: fx.Node) -> dict[str, Any]:
     if isinstance(recipe, Stored):
         return {"stored": recipe.name, "dtype": DTYPE_NAMES[recipe.dtype]}
     if isinstance(recipe, Derived):
-        args, kwargs = (_encode(each, node) for each in (recipe.args, recipe.kwargs))
+        args, kwargs = (_encode(part, node) for part in (recipe.args, recipe.kwargs))
         return {"derived": _target_name(recipe.target), "args": args, "kwargs": kwargs}
     if not isinstance(recipe, Constant) or recipe.value.nbytes > _MAX_CONSTANT_BYTES:
         raise _NotSayable

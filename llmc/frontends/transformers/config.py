@@ -127,8 +127,12 @@ def _causal_class(config: Any) -> str | None:
     if config.model_type in names:
         return names[config.model_type]
     # The text half of Emu 3 is named by the whole model's type, which is that of its module.
-    found = names.get(type(config).__module__.split(".")[-2])
-    return found if found is not None and getattr(transformers, found).config_class is type(config) else None
+    class_name = names.get(type(config).__module__.split(".")[-2])
+    return (
+        class_name
+        if class_name is not None and getattr(transformers, class_name).config_class is type(config)
+        else None
+    )
 
 
 def check_sizes(config: Any, at: str | Path) -> None:
@@ -136,8 +140,8 @@ def check_sizes(config: Any, at: str | Path) -> None:
     # Gemma 4's layers have different head widths, for example.
     by_layer = getattr(getattr(config, "_heterogeneity_spec", None), "per_layer_attributes", ())
     for name, most in _MOST.items():
-        for each in config.per_layer_config if name in by_layer else (config,):
-            size = getattr(each, name, None)
+        for layer_config in config.per_layer_config if name in by_layer else (config,):
+            size = getattr(layer_config, name, None)
             if size is not None and (type(size) is not int or not 1 <= size <= most):
                 raise CheckpointError(
                     f"{name} is {size!r:.40}, expected 1 to {most}",
@@ -181,32 +185,36 @@ def resolve_dtype(options: BuildOptions, stored: torch.dtype, at: Path | None = 
 
 
 def model_info(
-    name: str, config: Any, said: Sequence[Mapping[str, Any]], dtype: torch.dtype
+    name: str, config: Any, sources: Sequence[Mapping[str, Any]], dtype: torch.dtype
 ) -> tuple[ModelInfo, tuple[str, ...]]:
     """Facts that the engine needs in addition to the graph, and notes for a build to print.
 
     Args:
-        name: of the model.
-        config: with its sizes; it also has the token ids that its class gives to a model whose files name none.
-        said: what states token ids: generation_config.json, config.json. A text ends at every end token that any of
-            them names; it begins with the first one's.
-        dtype: of the engine.
+        name: The model's name.
+        config: Its sizes, and the default token ids of its class, used if no file states any.
+        sources: The settings that state token ids: generation_config.json, then config.json. Every end token that any
+            of them names ends a text; the first one's begin token begins it.
+        dtype: The engine's dtype.
 
     Raises:
-        CheckpointError: a value that has to be a whole number is none.
+        CheckpointError: A value that must be a whole number is not one.
     """
     vocab_size = _whole_number("vocab_size", config.vocab_size)
     notes: list[str] = []
 
     def token_ids(key: str) -> tuple[int, ...]:
-        found: list[int] = []
-        for value in [each[key] for each in said if each.get(key) is not None] or [getattr(config, key, None)]:
-            for each in value if isinstance(value, list | tuple) else () if value is None else (value,):
-                if 0 <= _whole_number(key, each) < vocab_size:
-                    found.append(each)
+        ids: list[int] = []
+        for value in [settings[key] for settings in sources if settings.get(key) is not None] or [
+            getattr(config, key, None)
+        ]:
+            for token_id in value if isinstance(value, list | tuple) else () if value is None else (value,):
+                if 0 <= _whole_number(key, token_id) < vocab_size:
+                    ids.append(token_id)
                 else:
-                    notes.append(f"{key} {each} is not among the {vocab_size} tokens of the vocabulary: it is ignored")
-        return tuple(dict.fromkeys(found))
+                    notes.append(
+                        f"{key} {token_id} is not among the {vocab_size} tokens of the vocabulary: it is ignored"
+                    )
+        return tuple(dict.fromkeys(ids))
 
     limits = (getattr(config, key, None) for key in ("max_position_embeddings", "n_positions", "max_seq_len"))
     limit = next((limit for limit in limits if limit is not None), None)
@@ -241,10 +249,10 @@ def stated_tokens(directory: Path) -> tuple[dict[str, Any], ...]:
     where the whole does not state them. Classes of transformers have their own ids for models that state none."""
     config = read_json_if_there(directory / "config.json")
     text = config.get("text_config")
-    given = {key: value for key, value in config.items() if value is not None}
+    stated = {key: value for key, value in config.items() if value is not None}
     return (
         read_json_if_there(directory / "generation_config.json"),
-        {**(text if isinstance(text, dict) else {}), **given},
+        {**(text if isinstance(text, dict) else {}), **stated},
     )
 
 

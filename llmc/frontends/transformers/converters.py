@@ -42,10 +42,10 @@ def converted_tensors(model: Any, stored: Mapping[str, tuple[int, ...]], at: Pat
     from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key
 
     transforms = get_model_conversion_mapping(model)
-    converters = [each for each in transforms if isinstance(each, WeightConverter)]
+    converters = [transform for transform in transforms if isinstance(transform, WeightConverter)]
     if not converters:
         return {}
-    renamings = [each for each in transforms if isinstance(each, WeightRenaming)]
+    renamings = [transform for transform in transforms if isinstance(transform, WeightRenaming)]
     by_pattern = {pattern: converter for converter in converters for pattern in converter.source_patterns}
     tensors = model.state_dict()
     collected: dict[str, tuple[Any, dict[str, list[str]]]] = {}
@@ -70,26 +70,26 @@ def _convert(
     at: Path,
 ) -> dict[str, Converted]:
     """first: the first of the model's tensors that come out, or the only one."""
-    names = tuple(name for each in sources.values() for name in each)
+    names = tuple(name for group in sources.values() for name in group)
     recorder = _Recorder()
     dtype = tensors[first].dtype
     converter = copy.deepcopy(converter)
     converter.collected_tensors = {
-        pattern: [recorder.stored(name, stored[name], dtype) for name in each] for pattern, each in sources.items()
+        pattern: [recorder.stored(name, stored[name], dtype) for name in group] for pattern, group in sources.items()
     }
     try:
         with recorder:
-            made = converter.convert(first, model=model, config=model.config)
+            converted = converter.convert(first, model=model, config=model.config)
     except Exception as error:  # Whatever transformers' code meets with tensors that it did not expect.
         raise CheckpointError(
-            f"transformers does not make {first} of {len(names)} tensors ({names[0]}, …): {error}",
+            f"transformers cannot make {first} from {len(names)} stored tensors ({names[0]}, …): {error}",
             at=at,
             fix="check that config.json belongs to these weights and that all shards are there",
         ) from None
-    found = {name: value[0] if isinstance(value, list) else value for name, value in made.items()}
+    by_name = {name: value[0] if isinstance(value, list) else value for name, value in converted.items()}
     return {
         name: Converted(recorder.recipe(value), tuple(value.shape), names)
-        for name, value in found.items()
+        for name, value in by_name.items()
         if name in tensors
     }
 
@@ -117,8 +117,8 @@ class _Recorder(TorchDispatchMode):
     ) -> Any:
         result = func(*args, **(kwargs or {}))
         if isinstance(result, Tensor):
-            given = tuple((name, self._argument(value)) for name, value in sorted((kwargs or {}).items()))
-            recipe = Derived(func, self._argument(args), given)
+            keywords = tuple((name, self._argument(value)) for name, value in sorted((kwargs or {}).items()))
+            recipe = Derived(func, self._argument(args), keywords)
             self._recipes[id(result)] = result, recipe
         else:
             parts = _PARTS[func]
@@ -128,8 +128,8 @@ class _Recorder(TorchDispatchMode):
         return result
 
     def _argument(self, value: Any) -> Any:
-        def recipe(each: Any) -> Any:
-            return self.recipe(each) if isinstance(each, Tensor) else each
+        def recipe(argument: Any) -> Any:
+            return self.recipe(argument) if isinstance(argument, Tensor) else argument
 
         mapped = tree_map(recipe, value)
         return tuple(mapped) if isinstance(mapped, list) else mapped

@@ -88,10 +88,10 @@ def _jetmoe_routes(router: Any, x: Tensor) -> tuple[Tensor, Tensor]:
 def _product(weight: Tensor, x: Tensor, index: Tensor, bias: Tensor | None = None) -> Tensor:
     """weight: [experts, out, in]; bias: [experts, out]."""
     rows = weight.flatten(0, 1)
-    found: Tensor = torch.ops.llmc.expert_linear.default(
+    product: Tensor = torch.ops.llmc.expert_linear.default(
         x, rows, None if bias is None else bias.flatten(), index, weight.shape[0]
     )
-    return found
+    return product
 
 
 def _sum_experts(y: Tensor, weights: Tensor) -> Tensor:

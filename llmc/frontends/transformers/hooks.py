@@ -76,7 +76,9 @@ def attention_hook(
     indices: Tensor | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """query: [1, heads, T, head_dim], key and value: [1, kv_heads, T, head_dim]; returns [1, T, heads, head_dim].
+    """Attention as transformers calls it, captured as llmc::attention.
+
+    query: [1, heads, T, head_dim], key and value: [1, kv_heads, T, head_dim]; returns [1, T, heads, head_dim].
 
     s_aux: [heads]; sinks: [1, heads, T, 1]. position_bias: [1, heads, T, extent], of the keys 0, 1, … positions back.
     indices: [1, T, chosen], of the keys that an indexer lets each query see: llmc's own, or all keys, or it is refused.
@@ -157,7 +159,7 @@ def both_ways_attention_hook(
     softcap: float | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """The same where a mask may say that tokens see each other; all others go on to `attention_hook`."""
+    """Attention of a model whose masks may let all tokens see each other; other masks go to `attention_hook`."""
     bounds: _Bounds | None = getattr(attention_mask, _BOUNDS, None)
     if bounds is None or not bounds.both_ways:
         return attention_hook(module, query, key, value, attention_mask, scaling, softcap=softcap, **options)
@@ -176,7 +178,7 @@ def both_ways_attention_hook(
 
 
 def both_ways_mask_hook(mask_function: Callable[..., Any], **sizes: Any) -> Tensor | None:
-    """The same, of masks that hide nothing, or only what is farther away than a window."""
+    """The mask of a bidirectional layer, as a record of its bounds: none, or a window. See `mask_hook` for others."""
     kinds = _kinds(mask_function)
     if not kinds <= {_BIDIRECTIONAL, _BIDIRECTIONAL_SLIDING, "packed_sequence_mask_function"}:
         return mask_hook(mask_function, **sizes)
@@ -187,8 +189,9 @@ def both_ways_mask_hook(mask_function: Callable[..., Any], **sizes: Any) -> Tens
 
 
 def mask_hook(mask_function: Callable[..., Any], **sizes: Any) -> Tensor | None:
-    """No mask for a causal one, because llmc::attention is causal. Other masks are those of transformers, with a record
-    of their bounds: some models state their window only there.
+    """Return None for a causal mask, because llmc::attention is causal, and transformers' own mask otherwise.
+
+    Such a mask has a record of its bounds, because some models state their window only in the mask.
     """
     kinds = _kinds(mask_function)
     # An indexer chooses among the keys that the mask lets a query see: it reads the mask itself.

@@ -36,16 +36,16 @@ def _indexer(rotation: str) -> Callable[..., Tensor]:
         q = self.wq_b(q_resid).unflatten(-1, (self.n_heads, self.head_dim))
         k = self.k_norm(self.wk(hidden_states)).unflatten(-1, (1, self.head_dim))
         sizes = (self.qk_rope_head_dim, self.head_dim - self.qk_rope_head_dim)
-        (q_turning, q_rest), (k_turning, k_rest) = (each.split(sizes, -1) for each in (q, k))
+        (q_turning, q_rest), (k_turning, k_rest) = (tensor.split(sizes, -1) for tensor in (q, k))
         rotate = getattr(sys.modules[type(self).__module__], rotation)
         q_turned, k_turned = rotate(q_turning, k_turning, *position_embeddings, unsqueeze_dim=2)
         queries = torch.cat((q_turned, q_rest), -1).squeeze(0)
         keys = torch.cat((k_turned, k_rest), -1).squeeze(0).squeeze(1)
         scale = self.n_heads**-0.5 * self.head_dim**-0.5
         weights = self.weights_proj(hidden_states.to(self.weights_proj.weight.dtype)).squeeze(0).float() * scale
-        found: Tensor = torch.ops.llmc.choose_keys.default(queries, keys, weights, self.index_topk).unsqueeze(0)
-        setattr(found, CHOSEN, True)
-        return found
+        chosen: Tensor = torch.ops.llmc.choose_keys.default(queries, keys, weights, self.index_topk).unsqueeze(0)
+        setattr(chosen, CHOSEN, True)
+        return chosen
 
     return choose
 

@@ -56,12 +56,12 @@ def stored_recipes(
     """
     tensors: dict[str, Tensor] = model.state_dict(keep_vars=True)
     names = {name: name for name in source.names()}
-    found = _found(model, names if whole is None else text_names(names), source, renamed=whole is None)
-    if whole is not None and found.recipes.keys() != tensors.keys():
+    matched = _found(model, names if whole is None else text_names(names), source, renamed=whole is None)
+    if whole is not None and matched.recipes.keys() != tensors.keys():
         # Its own names and converters are those of the whole: they are used if the text half's do not fit.
         outer = whole()
-        found = found if outer is None else _text_half(_found(outer, names, source), outer, tensors)
-    missing = [group[0] for group in _groups(tensors) if group[0] not in found.recipes]
+        matched = matched if outer is None else _text_half(_found(outer, names, source), outer, tensors)
+    missing = [group[0] for group in _groups(tensors) if group[0] not in matched.recipes]
     if missing:
         raise CheckpointError(
             f"the checkpoint lacks {len(missing)} of the model's {len(_groups(tensors))} tensors: {_named(missing)}",
@@ -70,8 +70,8 @@ def stored_recipes(
             if missing == [_OUTPUT]
             else "check that config.json belongs to these weights and that all shards are there",
         )
-    read = {*found.read, *read_elsewhere}
-    unread = _unread(model, found.names, tensors.keys(), read)
+    read = {*matched.read, *read_elsewhere}
+    unread = _unread(model, matched.names, tensors.keys(), read)
     if len(unread) > len(read):
         raise CheckpointError(
             f"the model reads {len(read)} of the checkpoint's tensors and leaves {len(unread)}: {_named(unread)}",
@@ -80,7 +80,7 @@ def stored_recipes(
         )
     are = "tensor of the checkpoint is" if len(unread) == 1 else "tensors of the checkpoint are"
     notes = (f"{len(unread)} {are} not used: {_named(unread)}",) if unread else ()
-    return StoredNames(found.recipes, notes, found.copies)
+    return StoredNames(matched.recipes, notes, matched.copies)
 
 
 _OUTPUT = "lm_head.weight"
@@ -101,34 +101,36 @@ def _found(model: Any, names: Mapping[str, str], source: StoredShapes, *, rename
     tensors: dict[str, Tensor] = model.state_dict(keep_vars=True)
     groups = _groups(tensors)
     available = names
-    found = _match(groups, available, model.base_model_prefix)
-    matched = {each for stored in found.values() for each in stored}
-    if renamed and (len(found) < len(groups) or names.keys() - matched):
+    matches = _match(groups, available, model.base_model_prefix)
+    matched = {tensor_name for stored in matches.values() for tensor_name in stored}
+    if renamed and (len(matches) < len(groups) or names.keys() - matched):
         # Renames are considered only if names do not fit as they are, or some are left: most checkpoints do.
         available = {**_renamed(model, source.names()), **names}
-        found = _match(groups, available, model.base_model_prefix)
-    recipes, sources = _converted(model, [group for group in groups if group[0] not in found], names, source)
+        matches = _match(groups, available, model.base_model_prefix)
+    recipes, sources = _converted(model, [group for group in groups if group[0] not in matches], names, source)
     for group in groups:
-        if group[0] in found:
-            tensor, where = tensors[group[0]], found[group[0]][0]
+        if group[0] in matches:
+            tensor, where = tensors[group[0]], matches[group[0]][0]
             source.check(where, tuple(tensor.shape), floating=tensor.is_floating_point())
             recipes.update((name, Stored(where, tensor.dtype)) for name in group)
-    read = frozenset({*(each[0] for each in found.values()), *sources})
-    copies = tuple((each[0], other) for each in found.values() for other in each[1:])
+    read = frozenset({*(stored[0] for stored in matches.values()), *sources})
+    copies = tuple((stored[0], other) for stored in matches.values() for other in stored[1:])
     return _Found(recipes, read, available, copies)
 
 
-def _text_half(found: _Found, whole: Any, tensors: Mapping[str, Tensor]) -> _Found:
+def _text_half(matched: _Found, whole: Any, tensors: Mapping[str, Tensor]) -> _Found:
     """The part of the tensors found for `whole` that belongs to its text half `tensors`."""
-    there = text_names(whole.state_dict())
+    outer_names = text_names(whole.state_dict())
     recipes: dict[str, Recipe] = {}
     for group in _groups(tensors):
-        made = next((found.recipes[there[name]] for name in group if there.get(name) in found.recipes), None)
-        if made is not None:
-            recipes.update((name, made) for name in group)
-    names = {name: found.names[place] for name, place in text_names(found.names).items()}
-    read = frozenset(each for made in recipes.values() for each in stored_names(made))
-    return _Found(recipes, read, names, tuple(pair for pair in found.copies if pair[0] in read))
+        recipe = next(
+            (matched.recipes[outer_names[name]] for name in group if outer_names.get(name) in matched.recipes), None
+        )
+        if recipe is not None:
+            recipes.update((name, recipe) for name in group)
+    names = {name: matched.names[place] for name, place in text_names(matched.names).items()}
+    read = frozenset(name for made in recipes.values() for name in stored_names(made))
+    return _Found(recipes, read, names, tuple(pair for pair in matched.copies if pair[0] in read))
 
 
 # Buffers that older versions of transformers saved, and that a model computes by itself.
@@ -162,19 +164,19 @@ def _converted(
         converted = converted_tensors(model, shapes, source.directory)
         tensors = model.state_dict(keep_vars=True)
         for group in groups:
-            made = next((converted[name] for name in group if name in converted), None)
-            if made is not None:
-                _check_converted(group[0], made, tensors[group[0]], stored, source)
-                recipes.update((name, made.recipe) for name in group)
-                sources.update(stored[name] for name in made.sources)
+            conversion = next((converted[name] for name in group if name in converted), None)
+            if conversion is not None:
+                _check_converted(group[0], conversion, tensors[group[0]], stored, source)
+                recipes.update((name, conversion.recipe) for name in group)
+                sources.update(stored[name] for name in conversion.sources)
     return recipes, sources
 
 
 def _check_converted(
     name: str, made: Converted, tensor: Tensor, stored: Mapping[str, str], source: StoredShapes
 ) -> None:
-    for each in made.sources:
-        source.check(stored[each], source.shape(stored[each]), floating=tensor.is_floating_point())
+    for part in made.sources:
+        source.check(stored[part], source.shape(stored[part]), floating=tensor.is_floating_point())
     if made.shape != tuple(tensor.shape):
         raise CheckpointError(
             f"{name} comes out of {made.sources[0]} and others as {list(made.shape)}, but config.json gives it "
@@ -192,13 +194,13 @@ def _match(groups: Sequence[list[str]], available: Mapping[str, str], base_prefi
     """The stored names for each group of tied tensors, by its first name; the first stored one is read. A checkpoint
     may lack or have the bare model's prefix."""
     prefix = f"{base_prefix}."
-    found: dict[str, tuple[str, ...]] = {}
+    matched: dict[str, tuple[str, ...]] = {}
     for group in groups:
         candidates = [c for name in group for c in (name, name.removeprefix(prefix), prefix + name)]
         stored = tuple(dict.fromkeys(available[c] for c in candidates if c in available))
         if stored:
-            found[group[0]] = stored
-    return found
+            matched[group[0]] = stored
+    return matched
 
 
 def _renamed(model: Any, stored: tuple[str, ...]) -> dict[str, str]:

@@ -43,8 +43,8 @@ def capture_pretrained(model: Any, options: BuildOptions) -> Captured:
     generation = getattr(model, "generation_config", None)
     configs = (model.config,) if text is None else (whole, model.config)
     # Without what their classes have for models that say nothing.
-    said = [each.to_diff_dict() for each in (*(() if generation is None else (generation,)), *configs)]
-    info, notes = model_info(Path(name).name, model.config, said, dtype)
+    stated = [settings.to_diff_dict() for settings in (*(() if generation is None else (generation,)), *configs)]
+    info, notes = model_info(Path(name).name, model.config, stated, dtype)
     notes = (*(() if text is None else (left_out(whole),)), *notes, *rotary)
     plan = None if task is None else head_plan(task, fake, options)
     graph = traced(fake, recipes, info, plan)

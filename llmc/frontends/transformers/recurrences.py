@@ -22,18 +22,21 @@ def rwkv_linear_attention(
     state: None = None,
     return_state: bool = False,
 ) -> tuple[Tensor, None]:
-    """time_decay, time_first: [channels]; key, value: [1, T, channels]. Returns [1, T, channels] in key's dtype."""
+    """RWKV's attention, as scans over tokens.
+
+    time_decay, time_first: [channels]; key, value: [1, T, channels]. Returns [1, T, channels] in key's dtype.
+    """
     k, v = key.squeeze(0).float(), value.squeeze(0).float()
     decay = torch.zeros_like(k) - torch.exp(time_decay.float())
-    found = _llmc.linear_recurrence.default(k, decay, -1e38, True)
-    most = torch.maximum(found + decay, k)
-    kept, added = torch.exp(found + decay - most), torch.exp(k - most)
+    running = _llmc.linear_recurrence.default(k, decay, -1e38, True)
+    most = torch.maximum(running + decay, k)
+    kept, added = torch.exp(running + decay - most), torch.exp(k - most)
     numerator = _llmc.linear_recurrence.default(added * v, kept)
     denominator = _llmc.linear_recurrence.default(added, kept)
     # A token counts more for itself than for those after it.
     own = k + time_first.float()
-    most = torch.maximum(found, own)
-    kept, added = torch.exp(found - most), torch.exp(own - most)
+    most = torch.maximum(running, own)
+    kept, added = torch.exp(running - most), torch.exp(own - most)
     y = (kept * numerator + added * v) / (kept * denominator + added)
     return y.to(key.dtype).unsqueeze(0), None
 
@@ -47,16 +50,19 @@ def mlstm(
     fgate: Tensor,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """query, key: [1, heads, T, key_dim]; value: [1, heads, T, value_dim]; igate, fgate: [1, heads, T]. Returns [1,
-    heads, T, value_dim]."""
-    q, k, v = (each.squeeze(0).transpose(0, 1).float() for each in (query, key, value))
+    """xLSTM's matrix memory, as scans over tokens.
+
+    query, key: [1, heads, T, key_dim]; value: [1, heads, T, value_dim]; igate, fgate: [1, heads, T]. Returns [1,
+    heads, T, value_dim].
+    """
+    q, k, v = (tensor.squeeze(0).transpose(0, 1).float() for tensor in (query, key, value))
     added, kept = igate.squeeze(0).t().float(), -softplus(-fgate.squeeze(0).t().float())
-    found = _llmc.linear_recurrence.default(added, kept, 0.0, True)
-    most = torch.maximum(found + kept, added)
+    running = _llmc.linear_recurrence.default(added, kept, 0.0, True)
+    most = torch.maximum(running + kept, added)
     scaled = k * torch.exp(added - most).unsqueeze(-1)
     # The normalizer is one more column of values, of ones.
     values = torch.cat((v, torch.ones_like(v[..., :1])), -1)
-    y = _llmc.linear_attention.default(q * q.shape[-1] ** -0.5, scaled, values, found + kept - most)
+    y = _llmc.linear_attention.default(q * q.shape[-1] ** -0.5, scaled, values, running + kept - most)
     norm = torch.maximum(y[..., -1:].abs(), torch.exp(-most).unsqueeze(-1)) + self.config.eps
     return (y[..., :-1] / norm).to(query.dtype).transpose(0, 1).unsqueeze(0), None
 
@@ -64,8 +70,11 @@ def mlstm(
 def rg_lru(
     self: Any, hidden_states: Tensor, recurrent_gate: Tensor, reset: Tensor, recurrent_states: None, **options: Any
 ) -> tuple[Tensor, None]:
-    """hidden_states, recurrent_gate: [1, T, channels]. A sequence begins at position 0, so `reset` says nothing new.
-    Returns [1, T, channels]."""
+    """The recurrence of RecurrentGemma, as a scan over tokens.
+
+    hidden_states, recurrent_gate: [1, T, channels]. A sequence begins at position 0, so `reset` says nothing new.
+    Returns [1, T, channels].
+    """
     x, decay = hidden_states.squeeze(0).float(), recurrent_gate.squeeze(0).float()
     y = decay * _llmc.linear_recurrence.default(x, decay) + x
     return y.to(hidden_states.dtype).unsqueeze(0), None
@@ -122,14 +131,14 @@ def convolved_heads(
     The model pads its input, not what the first convolution makes of it: before the first token that is its bias.
     """
     x = hidden_states.squeeze(0)
-    both = torch.cat((self.q_proj(x), self.k_proj(x)), -1).unflatten(-1, (-1, self.head_dim))
-    q, k = both.split((self.num_attention_heads, self.num_key_value_heads), 1)
+    joined = torch.cat((self.q_proj(x), self.k_proj(x)), -1).unflatten(-1, (-1, self.head_dim))
+    q, k = joined.split((self.num_attention_heads, self.num_key_value_heads), 1)
     by_group = q.unflatten(1, (self.num_key_value_heads, self.num_key_value_groups))
     mean = (by_group + k.unsqueeze(2)) * 0.5
     first, second = self.conv_qk_depthwise, self.conv_qk_grouped
-    mixed = _llmc.causal_conv.default(both.flatten(1), first.weight.squeeze(1).t(), None)
+    mixed = _llmc.causal_conv.default(joined.flatten(1), first.weight.squeeze(1).t(), None)
     weights = second.weight.unflatten(0, (second.groups, -1))
-    y = torch.zeros_like(both)
+    y = torch.zeros_like(joined)
     for tap, weight in enumerate(weights.unbind(-1)):
         shifted = _shifted(mixed, second.kernel_size[0] - 1 - tap) + first.bias
         y = y + _llmc.head_linear.default(shifted.unflatten(-1, (second.groups, -1)), weight)
@@ -149,8 +158,8 @@ def _shifted(x: Tensor, tokens: int) -> Tensor:
         return x
     ones = torch.ones(1, x.shape[-1])
     taps = torch.cat((ones, torch.zeros(tokens, x.shape[-1])))
-    found: Tensor = _llmc.causal_conv.default(x, taps, None)
-    return found
+    shifted: Tensor = _llmc.causal_conv.default(x, taps, None)
+    return shifted
 
 
 def token_shift(self: nn.ZeroPad2d, x: Tensor) -> Tensor:

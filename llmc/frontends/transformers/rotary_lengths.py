@@ -64,9 +64,9 @@ def hold_frequencies(model: nn.Module, config: Any, longest: int | None, at: str
 
 def _settings(config: Any) -> Iterator[tuple[str | None, dict[str, Any]]]:
     """Rotary settings, one for all layers (of None) or one for each type of layer."""
-    found = getattr(config, "rope_parameters", None) or {}
-    by_type = {name: value for name, value in found.items() if isinstance(value, dict)}
-    yield from by_type.items() if by_type else ((None, found),)
+    parameters = getattr(config, "rope_parameters", None) or {}
+    by_type = {name: value for name, value in parameters.items() if isinstance(value, dict)}
+    yield from by_type.items() if by_type else ((None, parameters),)
 
 
 def _longrope(
@@ -75,18 +75,18 @@ def _longrope(
     """Frequencies and the factor of cosines and sines, for that length."""
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-    which = "long" if _is_long(settings, longest) else "short"
+    kind = "long" if _is_long(settings, longest) else "short"
     by_type = {} if layer_type is None else {"layer_type": layer_type}
     inv_freq, scaling = ROPE_INIT_FUNCTIONS[_LONGROPE](module.config, None, seq_len=longest, **by_type)
     # Phi 3.5 MoE has its own factor for each set.
-    scaling = float(settings.get(f"{which}_mscale", scaling))
-    usual, factors = getattr(module, _named("original_inv_freq", layer_type)), settings[f"{which}_factor"]
+    scaling = float(settings.get(f"{kind}_mscale", scaling))
+    usual, factors = getattr(module, _named("original_inv_freq", layer_type)), settings[f"{kind}_factor"]
     if len(factors) != len(usual) or not (torch.isfinite(inv_freq).all() and (inv_freq > 0).all() and scaling > 0):
         raise CheckpointError(
-            f"{which}_factor has {len(factors)} values, {min(factors)} to {max(factors)}, and cosines are multiplied "
+            f"{kind}_factor has {len(factors)} values, {min(factors)} to {max(factors)}, and cosines are multiplied "
             f"by {scaling}; the model has {len(usual)} frequencies",
             at=at,
-            fix=f"correct {which}_factor in rope_parameters: one positive number for each frequency",
+            fix=f"correct {kind}_factor in rope_parameters: one positive number for each frequency",
         )
     return inv_freq, scaling
 

@@ -51,7 +51,10 @@ def scans_as_ops(model: nn.Module) -> Iterator[None]:
 def causal_conv1d_fn(
     hidden_states: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str | None = None, **options: Any
 ) -> Tensor:
-    """hidden_states: [1, channels, T]; weight: [channels, width]. Returns [1, channels, T]."""
+    """The causal convolution of Mamba's layers, as llmc::causal_conv.
+
+    hidden_states: [1, channels, T]; weight: [channels, width]. Returns [1, channels, T].
+    """
     _refuse("causal_conv1d_fn", options)
     x = hidden_states.squeeze(0).t()
     y: Tensor = _llmc.causal_conv.default(x, weight.t(), bias)
@@ -77,9 +80,12 @@ def mamba_selective_scan(
     use_associative_scan: bool = False,
     **options: Any,
 ) -> Tensor:
-    """hidden_states, dt, z: [1, channels, T]; A: [channels, n]; B, C: [1, n, T]. Returns [1, channels, T], fp32."""
+    """Mamba's scan, as llmc::selective_scan.
+
+    hidden_states, dt, z: [1, channels, T]; A: [channels, n]; B, C: [1, n, T]. Returns [1, channels, T], fp32.
+    """
     _refuse("mamba_selective_scan", {**options, "return_last_state": return_last_state})
-    x, dt, B, C = (each.squeeze(0).t().float() for each in (hidden_states, dt, B, C))
+    x, dt, B, C = (tensor.squeeze(0).t().float() for tensor in (hidden_states, dt, B, C))
     y: Tensor = _llmc.selective_scan.default(x, _positive(dt, delta_bias, delta_softplus), A.float(), B, C)
     if D is not None:
         y = y + x * D
@@ -103,11 +109,14 @@ def mamba2_chunk_scan(
     return_final_states: bool = False,
     **options: Any,
 ) -> Tensor:
-    """hidden_states: [1, T, heads, head_dim]; dt: [1, T, heads]; A: [heads]; B, C: [1, T, groups, n]. Returns
-    [1, T, heads, head_dim], fp32."""
-    asked = {"initial_states": initial_states, "return_final_states": return_final_states}
-    _refuse("mamba2_chunk_scan", {**options, **asked})
-    x, dt, B, C = (each.squeeze(0).float() for each in (hidden_states, dt, B, C))
+    """Mamba 2's scan, as llmc::linear_attention.
+
+    hidden_states: [1, T, heads, head_dim]; dt: [1, T, heads]; A: [heads]; B, C: [1, T, groups, n]. Returns
+    [1, T, heads, head_dim], fp32.
+    """
+    states = {"initial_states": initial_states, "return_final_states": return_final_states}
+    _refuse("mamba2_chunk_scan", {**options, **states})
+    x, dt, B, C = (tensor.squeeze(0).float() for tensor in (hidden_states, dt, B, C))
     dt = _positive(dt, dt_bias, dt_softplus)
     low, high = dt_limit
     if high != float("inf") or low > 0.0 or not dt_softplus:
@@ -130,13 +139,16 @@ def chunk_gated_delta_rule(
     use_qk_l2norm_in_kernel: bool = False,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """query, key: [1, T, groups, key_dim]; value: [1, T, heads, value_dim]; g: [1, T, heads], of Kimi's [1, T, heads,
-    key_dim]; beta: [1, T, heads]. Returns [1, T, heads, value_dim] in query's dtype."""
-    asked = {"initial_state": initial_state, "output_final_state": output_final_state}
-    _refuse("chunk_gated_delta_rule", {**options, **asked})
-    q, k, v, decay, betas = (each.squeeze(0).float() for each in (query, key, value, g, beta))
+    """The gated delta rule, as llmc::linear_attention.
+
+    query, key: [1, T, groups, key_dim]; value: [1, T, heads, value_dim]; g: [1, T, heads], of Kimi's [1, T, heads,
+    key_dim]; beta: [1, T, heads]. Returns [1, T, heads, value_dim] in query's dtype.
+    """
+    states = {"initial_state": initial_state, "output_final_state": output_final_state}
+    _refuse("chunk_gated_delta_rule", {**options, **states})
+    q, k, v, decay, betas = (tensor.squeeze(0).float() for tensor in (query, key, value, g, beta))
     if use_qk_l2norm_in_kernel:
-        q, k = (each * torch.rsqrt((each * each).sum(-1, keepdim=True) + 1e-6) for each in (q, k))
+        q, k = (tensor * torch.rsqrt((tensor * tensor).sum(-1, keepdim=True) + 1e-6) for tensor in (q, k))
     y: Tensor = _llmc.linear_attention.default(q * q.shape[-1] ** -0.5, k, v, decay, betas)
     return y.to(query.dtype).unsqueeze(0), None
 
@@ -167,8 +179,8 @@ _INERT = frozenset(
 
 
 def _refuse(function: str, options: dict[str, Any]) -> None:
-    asked = sorted(name for name, value in options.items() if value is not None and value is not False)
-    unknown = [name for name in asked if name not in _INERT]
+    set_options = sorted(name for name, value in options.items() if value is not None and value is not False)
+    unknown = [name for name in set_options if name not in _INERT]
     if unknown:
         raise CaptureError(
             f"the model's {function} is given {', '.join(unknown)}, which llmc's op of it does not know",

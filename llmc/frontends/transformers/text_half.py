@@ -34,20 +34,22 @@ def text_config(config: Any, at: object) -> Any | None:
 
 def text_names(names: Iterable[str]) -> dict[str, str]:
     """Map the text model's names to stored names; names of other parts are left out."""
-    found: dict[str, str] = {}
+    ours: dict[str, str] = {}
     for name in names:
         if _TEXT_HEAD.match(name):
-            found[_TEXT_HEAD.sub("", name)] = name
+            ours[_TEXT_HEAD.sub("", name)] = name
         elif _TEXT_PART.match(name):
-            found[_TEXT_PART.sub("model.", name)] = name
+            ours[_TEXT_PART.sub("model.", name)] = name
         elif name.startswith(("lm_head.", "model.layers.", "model.embed_tokens.", "model.norm.")):
-            found[name] = name
-    return found
+            ours[name] = name
+    return ours
 
 
 def left_out(config: Any) -> str:
     """The line that a build says."""
     parts = [key.removesuffix("_config") for key in ("vision_config", "audio_config") if hasattr(config, key)]
     inputs = {"vision": "images", "audio": "sound"}
-    what = " and ".join(inputs[part] for part in parts) or "everything but text"
-    return f"{config.model_type} is multimodal: its text half is built, {what} {'is' if not parts else 'are'} left out"
+    missing = " and ".join(inputs[part] for part in parts) or "everything but text"
+    return (
+        f"{config.model_type} is multimodal: its text half is built, {missing} {'is' if not parts else 'are'} left out"
+    )

@@ -29,10 +29,10 @@ def compared(pairs: Sequence[tuple[str, str]], source: CheckpointSource) -> tupl
 
 def refuse_different(copies: Sequence[Copies], source: CheckpointSource) -> None:
     """Raise CheckpointError for copies that differ and that the model cannot have apart."""
-    for each in copies:
-        if not each.are_equal:
+    for copy in copies:
+        if not copy.are_equal:
             raise CheckpointError(
-                f"{each.first!r} and {each.second!r} are one tensor in the model and differ in the checkpoint",
+                f"{copy.first!r} and {copy.second!r} are one tensor in the model and differ in the checkpoint",
                 at=source.directory,
                 fix="remove the one that does not belong to the model",
             )

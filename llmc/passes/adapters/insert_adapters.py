@@ -44,16 +44,16 @@ def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
     planned: list[tuple[fx.Node, AdaptedProduct]] = []
     refusals: list[Refusal] = []
     for node in graph.graph.nodes:
-        found = _planned(graph, node, options)
-        if isinstance(found, Refusal):
-            log.refuse(found)
-            refusals.append(found)
-        elif found is not None:
-            planned.append((node, found))
+        adapted = _planned(graph, node, options)
+        if isinstance(adapted, Refusal):
+            log.refuse(adapted)
+            refusals.append(adapted)
+        elif adapted is not None:
+            planned.append((node, adapted))
     if not planned:
         raise _nothing_to_change(graph, options, refusals)
     log.step("declare the pools of adapters", *graph.inputs()[:1])
-    products = tuple(found for _, found in planned)
+    products = tuple(adapted_product for _, adapted_product in planned)
     graph.adapters = AdapterPools(options.max_loras, options.max_lora_rank, products)
     of_tokens = add_step_input(graph, ADAPTERS, ("T",), torch.int32)
     of_rows = add_step_input(graph, ROW_ADAPTERS, ("L",), torch.int32)
@@ -74,7 +74,7 @@ insert_adapters = GraphPass(
 
 def _nothing_to_change(graph: ModelGraph, options: BuildOptions, refusals: Sequence[Refusal]) -> PassError:
     """The error for a model without products for adapters: names that no layer has, or what stands against each."""
-    layers = sorted({each.name.rpartition(".")[2] for each in graph.adaptable})
+    layers = sorted({adaptable.name.rpartition(".")[2] for adaptable in graph.adaptable})
     problem = "adapters can change none of the model's products"
     if refusals:
         problem += f": {refusals[0].reason}"
@@ -90,7 +90,7 @@ def _planned(graph: ModelGraph, node: fx.Node, options: BuildOptions) -> Adapted
     stored = next(iter(stored_rows(weight).values())) if part_of(weight) is Part.STORAGE else weight
     if stored.name not in graph.weights:
         return Refusal(f"{weight.name} is computed in the step, not a weight", node)
-    known = {each.name: each for each in graph.adaptable}
+    known = {adaptable.name: adaptable for adaptable in graph.adaptable}
     modules = modules_of_rows(graph.weights[stored.name], known)
     problem = modules if isinstance(modules, str) else _problem(node, modules)
     if problem is not None or isinstance(modules, str):
@@ -114,7 +114,7 @@ def _problem(node: fx.Node, modules: Sequence[AdaptedModule]) -> str | None:
 
 
 def _is_target(module: AdaptedModule, options: BuildOptions) -> bool:
-    return any(module.name == each or module.name.endswith(f".{each}") for each in options.lora_targets)
+    return any(module.name == target or module.name.endswith(f".{target}") for target in options.lora_targets)
 
 
 def _source(product: fx.Node) -> fx.Node:
@@ -145,19 +145,19 @@ def modules_of_rows(recipe: Recipe, known: Mapping[str, Adaptable]) -> tuple[Ada
     if isinstance(recipe, Derived) and recipe.target is _aten.cat.default and recipe.args[1:] in ((), (0,)):
         parts: tuple[AdaptedModule, ...] = ()
         for part in recipe.args[0]:
-            found = modules_of_rows(part, known)
-            if isinstance(found, str):
-                return found
+            modules = modules_of_rows(part, known)
+            if isinstance(modules, str):
+                return modules
             start = parts[-1].end if parts else 0
-            parts += tuple(replace(module, end=start + module.end) for module in found)
+            parts += tuple(replace(module, end=start + module.end) for module in modules)
         return parts
     if isinstance(recipe, Derived) and recipe.target is _aten.index_select.default and recipe.args[1] == 0:
         source, _, order = recipe.args
-        found = modules_of_rows(source, known)
-        if isinstance(found, str) or len(found) != 1 or not isinstance(order, Constant):
-            return found if isinstance(found, str) else "rows of several modules are mixed"
-        rows = [row for run in found[0].rows for row in range(run.first, run.first + run.count)]
-        return (replace(found[0], end=len(order.value), rows=_runs([rows[int(i)] for i in order.value])),)
+        modules = modules_of_rows(source, known)
+        if isinstance(modules, str) or len(modules) != 1 or not isinstance(order, Constant):
+            return modules if isinstance(modules, str) else "rows of several modules are mixed"
+        rows = [row for run in modules[0].rows for row in range(run.first, run.first + run.count)]
+        return (replace(modules[0], end=len(order.value), rows=_runs([rows[int(i)] for i in order.value])),)
     if isinstance(recipe, Derived) and recipe.target in _STORED_BY_ROW:
         return modules_of_rows(recipe.args[0], known)
     return _of_one(recipe, known)
@@ -178,4 +178,4 @@ def _of_one(recipe: Recipe, known: Mapping[str, Adaptable]) -> tuple[AdaptedModu
 def _runs(rows: list[int]) -> tuple[RowRun, ...]:
     """Rows as runs of such that follow each other."""
     grouped = groupby(enumerate(rows), key=lambda pair: pair[1] - pair[0])
-    return tuple(RowRun(run[0][1], len(run)) for _, each in grouped if (run := list(each)))
+    return tuple(RowRun(run[0][1], len(run)) for _, group in grouped if (run := list(group)))

@@ -40,13 +40,13 @@ def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
     """Try every attention, in order. An attention whose keys or values are not channels of a product is not a
     candidate."""
     for node in graph.graph.find_nodes(op="call_function", target=_ATTENTION):
-        found = _find(node)
-        if found is None:
+        site = _find(node)
+        if site is None:
             continue
         with log.refusing():
-            _check(graph, node, found, options)
-            log.step(f"{node.name} over {found.latent.name}", node, found.product)
-            _absorb(graph, node, found)
+            _check(graph, node, site, options)
+            log.step(f"{node.name} over {site.latent.name}", node, site.product)
+            _absorb(graph, node, site)
 
 
 @dataclass(frozen=True)
@@ -101,11 +101,11 @@ def _per_head(node: fx.Node) -> _PerHead | None:
     """The channels of slice(reshape(linear(x, w), [-1, heads, channels]), 2, start, end)."""
     span: tuple[int, int] | None = None
     if node.target is aten.slice.Tensor:
-        given = call_arguments(node)
-        if given["dim"] % node.meta["val"].dim() != 2 or given["step"] != 1:
+        arguments = call_arguments(node)
+        if arguments["dim"] % node.meta["val"].dim() != 2 or arguments["step"] != 1:
             return None
-        start = given["start"] or 0
-        span, node = (start, start + int(node.meta["val"].shape[2])), given["self"]
+        start = arguments["start"] or 0
+        span, node = (start, start + int(node.meta["val"].shape[2])), arguments["self"]
     if node.target is not aten.reshape.default or node.meta["val"].dim() != 3:
         return None
     product, channels = node.all_input_nodes[0], int(node.meta["val"].shape[2])
@@ -147,26 +147,26 @@ def _check_options(graph: ModelGraph, product: fx.Node, options: BuildOptions) -
         rule = schemes.rule_for(module)
         if rule is not None and rule.scheme is not None:
             raise Refused(f"{option} names {module} by {rule.pattern!r}", product)
-    if any(module.endswith(each.name) for each in graph.adaptable):
+    if any(module.endswith(adaptable.name) for adaptable in graph.adaptable):
         raise Refused(f"adapters may change {module} while the engine runs", product)
 
 
-def _absorb(graph: ModelGraph, node: fx.Node, found: _Latent) -> None:
+def _absorb(graph: ModelGraph, node: fx.Node, site: _Latent) -> None:
     arguments = call_arguments(node)
-    q, latent, heads = arguments["q"], found.latent, int(arguments["q"].meta["val"].shape[1])
-    rank, shared = int(latent.meta["val"].shape[1]), int(found.shared.meta["val"].shape[2])
-    weight = call_arguments(found.product)["weight"]
+    q, latent, heads = arguments["q"], site.latent, int(arguments["q"].meta["val"].shape[1])
+    rank, shared = int(latent.meta["val"].shape[1]), int(site.shared.meta["val"].shape[2])
+    weight = call_arguments(site.product)["weight"]
     numbers = Derived(aten.reshape.default, (_recipe(graph, weight), (heads, -1, rank)))
     dtype = latent.meta["val"].dtype
-    keys, values = (_rows(numbers, span, dtype) for span in (found.keys, found.values))
+    keys, values = (_rows(numbers, span, dtype) for span in (site.keys, site.values))
 
     def of_heads(name: str, recipe: Recipe, *shape: int) -> fx.Node:
         return new_weight(graph, f"{weight.name}_{name}", recipe, latent.meta["val"].new_empty((heads, *shape)))
 
-    up = of_heads("keys", Derived(aten.transpose.int, (keys, 1, 2)), rank, found.keys.width)
-    down = of_heads("values", values, found.values.width, rank)
-    own = (shared, shared + found.keys.width) if found.is_first else (0, found.keys.width)
-    rest = (0, shared) if found.is_first else (found.keys.width, found.keys.width + shared)
+    up = of_heads("keys", Derived(aten.transpose.int, (keys, 1, 2)), rank, site.keys.width)
+    down = of_heads("values", values, site.values.width, rank)
+    own = (shared, shared + site.keys.width) if site.is_first else (0, site.keys.width)
+    rest = (0, shared) if site.is_first else (site.keys.width, site.keys.width + shared)
     call = graph.graph.call_function
     with graph.graph.inserting_before(node):
         absorbed = call(_llmc.head_linear.default, (_channels(graph, q, *own), up))
@@ -174,7 +174,7 @@ def _absorb(graph: ModelGraph, node: fx.Node, found: _Latent) -> None:
         latents = call(aten.unsqueeze.default, (latent, 1))
         scoring = [arguments[name] for name in ("scale", "window", "softcap", "sinks", "slopes", "chunk")]
         of_tokens = {name: arguments[name] for name in ("bias", "chosen", "keeps") if arguments[name] is not None}
-        attended = call(_ATTENTION, (query, found.shared, latents, *scoring, True), of_tokens)
+        attended = call(_ATTENTION, (query, site.shared, latents, *scoring, True), of_tokens)
         output = call(_llmc.head_linear.default, (attended, down))
     node.replace_all_uses_with(output)
     graph.graph.erase_node(node)
@@ -208,7 +208,8 @@ def _recipe(graph: ModelGraph, weight: fx.Node) -> Recipe:
         raise Refused(f"{weight.name} is computed in the step, not a weight", weight)
     arguments = call_arguments(weight).values()
     return Derived(
-        record.overload, tuple(_recipe(graph, each) if isinstance(each, fx.Node) else each for each in arguments)
+        record.overload,
+        tuple(_recipe(graph, argument) if isinstance(argument, fx.Node) else argument for argument in arguments),
     )
 
 

@@ -60,11 +60,11 @@ def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog, data: ModelDa
     if not ropes:
         return
     stream = Stream(graph, data.source, calibration_sequences(graph, options, data))
-    found = {
+    measured = {
         rope: _measured(stream, rope, ropes[rope])
         for rope in data.told("measure queries", stream.stops(list(ropes)), len(ropes))
     }
-    for index, (rope, means) in enumerate(found.items()):
+    for index, (rope, means) in enumerate(measured.items()):
         log.step(f"note the means of the queries of {rope.name}", rope)
         like = graph.inputs()[0].meta["val"].new_empty(means.shape, dtype=means.dtype)
         weight = new_weight(graph, f"query_means_{index}", Constant(means), like)

@@ -33,17 +33,17 @@ def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
             fix="build without speculative, or without kv_compression; drafts by ngram or lookahead work with it",
         )
     attentions = graph.graph.find_nodes(op="call_function", target=torch.ops.llmc.attention.default)
-    found = False
+    has_fitting = False
     for node in attentions:
         refusal = refuse_compression(node, policy)
         if refusal is not None:
             log.refuse(refusal)
             continue
-        found = True
+        has_fitting = True
         if call_arguments(node)["keeps"] is None:
             log.step(f"let the cache of {node.name} keep {policy}", node)
             node.update_kwarg("keeps", str(policy))
-    if not found:
+    if not has_fitting:
         raise OptionError(
             f"no layer of {graph.info.name} has a cache that keeps everything, so {policy} cannot drop rows",
             at=f"kv_compression={policy}",
@@ -66,8 +66,8 @@ def asked_policy(options: BuildOptions) -> CachePolicy:
 
 def refuse_compression(node: fx.Node, policy: CachePolicy) -> Refusal | None:
     """Return why the cache of an attention does not get the policy, or None."""
-    given = call_arguments(node)
-    if given["keeps"] not in (None, str(policy)):
-        return Refusal(f"its cache keeps {given['keeps']} already", node)
-    name = next((name for name in ("window", "chunk", "chosen") if given[name] is not None), None)
+    arguments = call_arguments(node)
+    if arguments["keeps"] not in (None, str(policy)):
+        return Refusal(f"its cache keeps {arguments['keeps']} already", node)
+    name = next((name for name in ("window", "chunk", "chosen") if arguments[name] is not None), None)
     return None if name is None else Refusal(f"its {name} limits what a query sees", node)

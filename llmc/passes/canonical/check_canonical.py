@@ -79,9 +79,9 @@ def _check_layout(graph: ModelGraph, calls: list[fx.Node], log: RewriteLog) -> N
         if node.target is aten.cumsum.default and node.args[1] % node.meta["val"].dim() == 0:
             raise _missed("layout", node, f"{op_name(node.target)} works across tokens", 1, log)
         value = node.meta["val"]
-        for each in value if isinstance(value, tuple | list) else (value,):
-            if not isinstance(each, torch.Tensor) or not _is_token_major(each, tokens):
-                raise _missed("layout", node, f"{describe(each)} does not have all tokens as its first axis", 1, log)
+        for result in value if isinstance(value, tuple | list) else (value,):
+            if not isinstance(result, torch.Tensor) or not _is_token_major(result, tokens):
+                raise _missed("layout", node, f"{describe(result)} does not have all tokens as its first axis", 1, log)
 
 
 def _is_token_major(value: torch.Tensor, tokens: SymInt) -> bool:

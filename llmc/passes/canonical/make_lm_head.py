@@ -55,11 +55,11 @@ def _run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
     product = (arguments["x"], *(_times(graph, arguments[name], factor) for name in ("weight", "bias")))
     with graph.graph.inserting_before(output):
         value = graph.graph.call_function(_OPS.lm_head.default, product)
-        for each in reversed(chain):
-            if each.target is not _CAST:
-                args = tuple(value if a is previous else a for a in each.args)
-                value = graph.graph.create_node("call_function", each.target, args, dict(each.kwargs))
-            previous = each
+        for link in reversed(chain):
+            if link.target is not _CAST:
+                args = tuple(value if a is previous else a for a in link.args)
+                value = graph.graph.create_node("call_function", link.target, args, dict(link.kwargs))
+            previous = link
     if value is not logits:
         output.args = ((value, *graph.returned()[1:]) if graph.side_outputs else value,)
 
@@ -74,7 +74,7 @@ def _without_factor(graph: ModelGraph, node: fx.Node) -> tuple[fx.Node, fx.Node 
             if factor.meta["val"].shape == node.meta["val"].shape[-1:]:
                 while x.target is _CAST:
                     x = x.all_input_nodes[0]
-                if all(each.name in graph.weights for each in x.all_input_nodes[1:]):
+                if all(operand.name in graph.weights for operand in x.all_input_nodes[1:]):
                     return x, factor
     return node, None
 

@@ -288,8 +288,8 @@ def _spellings(x: Any, weight: Any, bias: Any) -> tuple[Any, ...]:
     swapped = aten.permute.default(aten.view.default(x, [-1, 2, 2]), [0, 2, 1])
     normed = aten.native_layer_norm.default(x, [4], None, None, 0.625)
     soft = aten._softmax.default(aten.add.Scalar(x, 2), -1, False)
-    taken = operator.getitem(halves, 1), operator.getitem(parts, 0)
-    return *products, *taken, swapped, operator.getitem(normed, 0), soft
+    selected = operator.getitem(halves, 1), operator.getitem(parts, 0)
+    return *products, *selected, swapped, operator.getitem(normed, 0), soft
 
 
 def _more_spellings(x: Any, low: Any, high: Any) -> tuple[Any, ...]:

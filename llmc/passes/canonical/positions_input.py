@@ -75,7 +75,7 @@ def _first_rows(positions: fx.Node | Call, tokens: Any, weights: frozenset[str],
         return None
     # A square table with a second slice by T is a mask, which the attention passes match as a whole.
     slices = [user for user in node.users if user.target is aten.slice.Tensor]
-    is_mask = any(any(isinstance(size, SymInt) for size in shape_of(each)[1:]) for each in slices)
+    is_mask = any(any(isinstance(size, SymInt) for size in shape_of(part)[1:]) for part in slices)
     if arguments["start"] or not same_size(value.shape[0], tokens) or is_mask:
         return None
     return Call(aten.embedding.default, (table, positions))

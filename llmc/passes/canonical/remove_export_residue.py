@@ -61,9 +61,9 @@ def _dropout(node: fx.Node) -> fx.Node | None:
 
 
 def _cast(node: fx.Node) -> fx.Node | Call | None:
-    same = _same_as_input(node)
-    if same is not None:
-        return same
+    operand = _same_as_input(node)
+    if operand is not None:
+        return operand
     only_dtype = node.target is aten._to_copy.default and set(node.kwargs) == {"dtype"}
     return None if only_dtype else Call(aten._to_copy.default, (node.args[0],), {"dtype": fake_of(node).dtype})
 
@@ -87,11 +87,11 @@ def _permute(node: fx.Node) -> fx.Node | None:
 
 
 def _expand(node: fx.Node) -> fx.Node | Call | None:
-    same = _same_as_input(node)
+    operand = _same_as_input(node)
     before, after, sizes = shape_of(node.args[0]), shape_of(node), call_arguments(node)["size"]
-    if same is not None or len(before) != len(after):
-        return same
-    kept = [-1 if same_size(*each) else size for size, *each in zip(sizes, before, after, strict=True)]
+    if operand is not None or len(before) != len(after):
+        return operand
+    kept = [-1 if same_size(*pair) else size for size, *pair in zip(sizes, before, after, strict=True)]
     counted = any(isinstance(size, fx.Node) and new == -1 for size, new in zip(sizes, kept, strict=True))
     return Call(aten.expand.default, (node.args[0], kept)) if counted else None
 

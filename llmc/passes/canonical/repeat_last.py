@@ -114,10 +114,10 @@ def _place(node: fx.Node) -> tuple[int, range | int | None]:
     """The axis of a part, and which of it, if that is known."""
     arguments, dim = call_arguments(node), dim_of(node)
     size: Any = shape_of(arguments["self"])[dim]
-    which = [arguments[name] for name in ("index", "start", "end", "step") if name in arguments]
-    if isinstance(size, SymInt) or any(isinstance(each, fx.Node) for each in which):
+    bounds = [arguments[name] for name in ("index", "start", "end", "step") if name in arguments]
+    if isinstance(size, SymInt) or any(isinstance(bound, fx.Node) for bound in bounds):
         return dim, None
-    return dim, front_dim(which[0], size) if len(which) == 1 else range(size)[slice(*which)]
+    return dim, front_dim(bounds[0], size) if len(bounds) == 1 else range(size)[slice(*bounds)]
 
 
 _TAKEN: dict[Any, Any] = {aten.select_scatter.default: aten.select.int, aten.slice_scatter.default: aten.slice.Tensor}

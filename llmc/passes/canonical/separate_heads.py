@@ -50,17 +50,17 @@ def pointwise_apart(apart: Apart, node: fx.Node) -> Call | None:
         if tensor is None or tensor.dim() < max(value.dim(), 1) or is_one(tensor.shape[0]):
             args.append(argument)
             continue
-        found = apart(argument)
-        if found is None:
+        separated = apart(argument)
+        if separated is None:
             return None
-        args.append(found[0])
-        counts.add(found[1])
+        args.append(separated[0])
+        counts.add(separated[1])
     return reshaped(Call(node.target, tuple(args), dict(node.kwargs)), value.shape) if len(counts) == 1 else None
 
 
 def _over_rows(apart: Apart, node: fx.Node) -> Call | None:
-    found, rank = apart(node.args[0]), fake_of(node.args[0]).dim()
-    if found is None:
+    separated, rank = apart(node.args[0]), fake_of(node.args[0]).dim()
+    if separated is None:
         return None
     rest = list(node.args[1:])
     if node.target in _SUMS:
@@ -70,7 +70,7 @@ def _over_rows(apart: Apart, node: fx.Node) -> Call | None:
         rest[0] = [dim + 1 for dim in dims]
     elif node.target in _NORMS and len(call_arguments(node)["normalized_shape"]) == rank:
         return None
-    return reshaped(Call(node.target, (found[0], *rest), dict(node.kwargs)), shape_of(node))
+    return reshaped(Call(node.target, (separated[0], *rest), dict(node.kwargs)), shape_of(node))
 
 
 def _apart(tokens: SymInt, node: Any) -> tuple[Call, int] | None:
@@ -92,7 +92,7 @@ def _apart(tokens: SymInt, node: Any) -> tuple[Call, int] | None:
 
 def _gated_norm(scale: Any, x: Any, gate: Any, weight: Any) -> Any:
     """The gated norm of heads, as in the gated delta net, or of tokens with a scale."""
-    rows, gates = (aten.reshape.default(each, [-1, 4]) for each in (x, gate))
+    rows, gates = (aten.reshape.default(value, [-1, 4]) for value in (x, gate))
     mean = aten.mean.dim(aten.pow.Tensor_Scalar(rows, 2), [-1], True)
     normed = aten.mul.Tensor(rows, aten.rsqrt.default(aten.add.Tensor(mean, 0.5)))
     gated = aten.mul.Tensor(aten.mul.Tensor(weight, normed), gates)

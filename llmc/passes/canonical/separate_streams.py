@@ -72,8 +72,8 @@ def _streams(node: Any) -> Streams | None:
 
 def _pointwise(node: fx.Node) -> Call | None:
     value = fake_of(node)
-    known = [found for found in map(_streams, node.args) if found is not None]
-    if not known or any(_dim_in(known[0], value) != _dim_in(each, value) for each in known):
+    known = [streams for streams in map(_streams, node.args) if streams is not None]
+    if not known or any(_dim_in(known[0], value) != _dim_in(streams, value) for streams in known):
         return None
     count, dim = len(known[0].parts), _dim_in(known[0], value)
     if value.shape[dim] != count:
@@ -225,18 +225,18 @@ def _is_row(count: Any) -> bool:
 
 def _attention(node: fx.Node) -> Call | None:
     """The attention of each token over its own streams."""
-    given = call_arguments(node)
-    q, keys = given["query"], fake_of(given["key"])
-    if given["attn_mask"] is not None or given["is_causal"] or not _is_few(keys.shape[-2]):
+    arguments = call_arguments(node)
+    q, keys = arguments["query"], fake_of(arguments["key"])
+    if arguments["attn_mask"] is not None or arguments["is_causal"] or not _is_few(keys.shape[-2]):
         return None
     if not any(isinstance(size, torch.SymInt) for size in keys.shape[:-2]) or not _is_row(node.meta["val"].shape[-2]):
         return None
     if q.target is aten.expand.default and q.args[0].meta["val"].shape[-2:] == q.meta["val"].shape[-2:]:
         q = q.args[0]  # The same queries for every token, whose streams say how many there are.
-    scale = keys.shape[-1] ** -0.5 if given["scale"] is None else given["scale"]
-    pairs = Call(aten.unsqueeze.default, (q, -2)), Call(aten.unsqueeze.default, (given["key"], -3))
+    scale = keys.shape[-1] ** -0.5 if arguments["scale"] is None else arguments["scale"]
+    pairs = Call(aten.unsqueeze.default, (q, -2)), Call(aten.unsqueeze.default, (arguments["key"], -3))
     scores = Call(aten.mul.Tensor, (Call(aten.sum.dim_IntList, (Call(aten.mul.Tensor, pairs), [-1])), scale))
-    return Call(aten.matmul.default, (Call(aten.softmax.int, (scores, -1)), given["value"]))
+    return Call(aten.matmul.default, (Call(aten.softmax.int, (scores, -1)), arguments["value"]))
 
 
 def _mixed(parts: Sequence[fx.Node | Call], mixing: Any, dim: int, index: int) -> fx.Node | Call:

@@ -229,14 +229,14 @@ def _cast(node: fx.Node) -> Call | fx.Node | None:
     inner = node.all_input_nodes[0]
     if inner.target is aten._to_copy.default:
         source = inner.all_input_nodes[0]
-        before, between, after = (fake_of(each).dtype for each in (source, inner, node))
+        before, between, after = (fake_of(value).dtype for value in (source, inner, node))
         if between is torch.float32 and before is after and before.is_floating_point:
             return source
     return _pointwise(node)
 
 
 def _heads_first(x: Any, y: Any, weight: Any) -> tuple[Any, ...]:
-    first, second = (aten.transpose.int(each, 0, 1) for each in (x, y))
+    first, second = (aten.transpose.int(value, 0, 1) for value in (x, y))
     normed = torch.ops.llmc.rms_norm.default(aten.mul.Tensor(first, second), weight, 0.625)
     halves = aten.cat.default([aten.slice.Tensor(normed, -1, 2, 4), aten.exp.default(first)], 2)
     again = aten.reshape.default(aten.reshape.default(y, [-1, 8]), [-1, 4, 2])
@@ -244,7 +244,7 @@ def _heads_first(x: Any, y: Any, weight: Any) -> tuple[Any, ...]:
 
 
 def _products_of_heads(x: Any, y: Any, weight: Any) -> tuple[Any, ...]:
-    first, second = (aten.transpose.int(each, 0, 1) for each in (x, y))
+    first, second = (aten.transpose.int(value, 0, 1) for value in (x, y))
     gated = torch.ops.llmc.gated_activation.default(first, second, "silu")
     return torch.ops.llmc.head_linear.default(first, weight), aten.transpose.int(gated, 0, 1)
 

@@ -39,10 +39,10 @@ def normed_by_layer(x: Any, residual: Any, weight: Any, bias: Any, eps: Any) -> 
 def replacement(x: Any, residual: Any, weight: Any, bias: Any, eps: Any, match: Match) -> Any:
     """The norm and the sum."""
     if match.root.target is _llmc.rms_norm.default:
-        both = _llmc.add_rms_norm.default(x, residual, weight, eps)
+        pair = _llmc.add_rms_norm.default(x, residual, weight, eps)
     else:
-        both = _llmc.add_layer_norm.default(x, residual, weight, bias, eps)
-    return getitem(both, 0), getitem(both, 1)
+        pair = _llmc.add_layer_norm.default(x, residual, weight, bias, eps)
+    return getitem(pair, 0), getitem(pair, 1)
 
 
 def precondition(match: Match) -> None:

@@ -43,7 +43,7 @@ def halves_by_slices(
 
 
 def halves_by_split(x: Any, weight: Any, bias: Any, activation: Any, sizes: Any, gate_index: Any, up_index: Any) -> Any:
-    """The same by torch.split."""
+    """Match one product that is cut into halves by torch.split."""
     y = _linear(x, weight, bias)
     parts = either(aten.split_with_sizes.default(y, sizes, -1), aten.split.Tensor(y, sizes, -1))
     return _gated(getitem(parts, gate_index), getitem(parts, up_index), activation)

@@ -43,7 +43,7 @@ def quick_gelu(x: Any, weight: Any, bias: Any) -> Any:
 
 
 def quick_gelu_gated(x: Any, weight: Any, bias: Any) -> Any:
-    """The same after its last product became a gate."""
+    """y·sigmoid(1.702·y), after the last product became a gate."""
     y = _linear(x, weight, bias)
     return _gated(aten.mul.Tensor(y, 1.702), y, "sigmoid")
 

@@ -27,7 +27,7 @@ def stack_rows(graph: ModelGraph, weights: Sequence[fx.Node]) -> fx.Node:
     if part_of(weights[0]) is not Part.STORAGE:
         return _stacked(graph, weights)
     rows = [stored_rows(weight) for weight in weights]
-    stacked = {name: _stacked(graph, [each[name] for each in rows]) for name in rows[0]}
+    stacked = {name: _stacked(graph, [row[name] for row in rows]) for name in rows[0]}
     arguments = call_arguments(weights[0]) | stacked
     with graph.graph.inserting_before(min(weights)):
         return graph.graph.create_node("call_function", weights[0].target, tuple(arguments.values()))

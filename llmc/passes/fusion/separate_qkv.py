@@ -83,7 +83,7 @@ class _Part:
 def _parts(heads: fx.Node) -> list[_Part]:
     """The parts that are read, in order of their channels; none if something reads all of a head, or of its tokens."""
     shape = heads.meta["val"].shape
-    found: list[_Part] = []
+    parts: list[_Part] = []
     for user in heads.users:
         arguments = call_arguments(user)
         if user.target is aten.slice.Tensor and len(shape) == 3 and arguments["dim"] in (2, -1):
@@ -91,21 +91,21 @@ def _parts(heads: fx.Node) -> list[_Part]:
             end = shape[2] if end is None else min(end, shape[2])
             if arguments["step"] != 1 or start < 0 or end < 0:
                 return []
-            found.append(_Part(user, start, end))
+            parts.append(_Part(user, start, end))
         elif user.target is aten.select.int and len(shape) == 4 and arguments["dim"] in (2, -2):
             start = arguments["index"] % shape[2] * shape[3]
-            found.append(_Part(user, start, start + shape[3]))
+            parts.append(_Part(user, start, start + shape[3]))
         else:
             return []
-    return sorted(found, key=lambda part: part.start)
+    return sorted(parts, key=lambda part: part.start)
 
 
 def _check(graph: ModelGraph, linear: fx.Node, heads: fx.Node, parts: Sequence[_Part]) -> None:
     width = linear.meta["val"].shape[-1] // heads.meta["val"].shape[1]
     ends = [0, *(part.end for part in parts)]
     if [*(part.start for part in parts), width] != ends:
-        taken = ", ".join(f"{part.start} to {part.end}" for part in parts)
-        raise Refused(f"channels {taken} of a head's {width} are read, expected each of them once", heads)
+        ranges = ", ".join(f"{part.start} to {part.end}" for part in parts)
+        raise Refused(f"channels {ranges} of a head's {width} are read, expected each of them once", heads)
     arguments = call_arguments(linear)
     for tensor in (arguments["weight"], arguments["bias"]):
         for weight, reader in () if tensor is None else _stored(tensor, linear):

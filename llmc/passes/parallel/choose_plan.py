@@ -49,26 +49,27 @@ def choose_plan(
 ) -> Plan:
     """The classes of weights' axes that are worth to be cut. others: weights that are cut in another way."""
     splits = {
-        each: split
-        for each in placements.classes()
-        if any(node.name in graph.weights for node, _ in each.members)
-        and not _is_input(graph, each)
-        and not any(node in others for node, _ in each.members)
-        and (split := split_class(each, ranks)) is not None
-        and (split := in_panels(each, split)) is not None
+        axes: split
+        for axes in placements.classes()
+        if any(node.name in graph.weights for node, _ in axes.members)
+        and not _is_input(graph, axes)
+        and not any(node in others for node, _ in axes.members)
+        and (split := split_class(axes, ranks)) is not None
+        and (split := in_panels(axes, split)) is not None
     }
-    found = [(role, _alone(role)) for role in roles(graph, placements)]
-    whole = sum(alone for _, alone in found)
+    costed_roles = [(role, _alone(role)) for role in roles(graph, placements)]
+    whole = sum(alone for _, alone in costed_roles)
     links = _Collectives(ranks, _BEGINNING * whole)
     tables = [
-        _table(graph, role, [each for each in role.classes() if each in splits], alone, links) for role, alone in found
+        _table(graph, role, [axes for axes in role.classes() if axes in splits], alone, links)
+        for role, alone in costed_roles
     ]
     chosen, seconds = _minimize(tables)
-    of_rows = {each for role, _ in found if _looks_up(role.node) for each in role.sums}
+    of_rows = {axes for role, _ in costed_roles if _looks_up(role.node) for axes in role.sums}
     kept = tuple(
-        (each, replace(split, length=split.length + 1) if each in of_rows else split)
-        for each, split in splits.items()
-        if chosen.get(each)
+        (axes, replace(split, length=split.length + 1) if axes in of_rows else split)
+        for axes, split in splits.items()
+        if chosen.get(axes)
     )
     return Plan(kept, whole, seconds)
 
@@ -113,7 +114,7 @@ class _Collectives:
 def _table(graph: ModelGraph, role: Role, classes: Sequence[AxesClass], alone: float, links: _Collectives) -> _Table:
     seconds: dict[tuple[bool, ...], float] = {}
     for cut in itertools.product((False, True), repeat=len(classes)):
-        chosen = {each for each, is_cut in zip(classes, cut, strict=True) if is_cut}
+        chosen = {axes for axes, is_cut in zip(classes, cut, strict=True) if is_cut}
         seconds[cut] = _seconds(graph, role, chosen, alone, links)
     return _Table(tuple(classes), seconds)
 
@@ -142,16 +143,16 @@ def _seconds(graph: ModelGraph, role: Role, cut: set[AxesClass], alone: float, l
     if len(shared) > 1:
         return math.inf
     seconds = alone / links.ranks if shared else alone
-    for operand, each in role.gathers:
-        if each in cut:
+    for operand, axes in role.gathers:
+        if axes in cut:
             if shared or operand.name in graph.weights:
                 return math.inf
             seconds += links.gather(nbytes(operand, TOKENS))
-    if any(each in cut for each in role.squares):
+    if any(class_ in cut for class_ in role.squares):
         seconds += links.reduce(4 * TOKENS)
-    if any(each in cut for each in role.barred):
+    if any(class_ in cut for class_ in role.barred):
         return math.inf
-    if any(each in cut for each in role.sums):
+    if any(class_ in cut for class_ in role.sums):
         seconds += links.reduce(nbytes(sum_of(role.node), TOKENS))
     return seconds
 
@@ -171,8 +172,8 @@ def _minimize(tables: Sequence[_Table]) -> tuple[dict[AxesClass, bool], float]:
         best: dict[tuple[bool, ...], bool] = {}
         sums: dict[tuple[bool, ...], float] = {}
         for cut in itertools.product((False, True), repeat=len(others)):
-            given = dict(zip(others, cut, strict=True))
-            options = [_sum(mine, {**given, key: is_cut}) for is_cut in (False, True)]
+            fixed = dict(zip(others, cut, strict=True))
+            options = [_sum(mine, {**fixed, key: is_cut}) for is_cut in (False, True)]
             best[cut], sums[cut] = options[1] < options[0], min(options)
         undo.append((key, others, best))
         left.append(_Table(others, sums))
@@ -188,5 +189,5 @@ def _sum(tables: Sequence[_Table], cut: Mapping[AxesClass, bool]) -> float:
 
 def _neighbours(key: AxesClass, tables: Sequence[_Table]) -> tuple[AxesClass, ...]:
     """The classes that share a table with one."""
-    found = (each for table in tables if key in table.classes for each in table.classes if each is not key)
-    return tuple(dict.fromkeys(found))
+    neighbours = (axes for table in tables if key in table.classes for axes in table.classes if axes is not key)
+    return tuple(dict.fromkeys(neighbours))

@@ -88,14 +88,14 @@ def _places(graph: ModelGraph, order: Sequence[fx.Node]) -> list[_Place]:
         for node in order
         if node not in again
     }
-    found, living = [], dict[fx.Node, None]()
+    places, living = [], dict[fx.Node, None]()
     for end, node in enumerate(order, 1):
         if node in last:
             living[node] = None
-        living = {each: None for each in living if last[each] >= end}
-        if living and all(_has_token_rows(graph, each) for each in living):
-            found.append(_Place(end, tuple(living)))
-    return found
+        living = {value: None for value in living if last[value] >= end}
+        if living and all(_has_token_rows(graph, value) for value in living):
+            places.append(_Place(end, tuple(living)))
+    return places
 
 
 def _has_token_rows(graph: ModelGraph, node: fx.Node) -> bool:
@@ -133,7 +133,7 @@ def _balanced(order: Sequence[fx.Node], places: Sequence[_Place], stages: int) -
     # By the cut that a stage ends with: the longest stage up to there, and the cut before.
     best: list[dict[int, tuple[float, int]]] = [{0: (0.0, 0)}]
     for stage in range(1, stages + 1):
-        found: dict[int, tuple[float, int]] = {}
+        row: dict[int, tuple[float, int]] = {}
         for end in range(1, len(ends)) if stage < stages else (len(ends) - 1,):
             options = [
                 (max(longest, seconds[ends[end]] - seconds[ends[start]]), start)
@@ -141,11 +141,11 @@ def _balanced(order: Sequence[fx.Node], places: Sequence[_Place], stages: int) -
                 if start < end and layers[ends[start]] < layers[ends[end]]
             ]
             if options:
-                found[end] = min(options)
-        best.append(found)
+                row[end] = min(options)
+        best.append(row)
     chosen, end = list[_Place](), len(ends) - 1
-    for found in reversed(best[2:]):
-        end = found[end][1]
+    for row in reversed(best[2:]):
+        end = row[end][1]
         chosen.append(places[end - 1])
     return chosen[::-1]
 

@@ -25,12 +25,12 @@ def pieces(node: fx.Node) -> Pieces | None:
     tensor."""
     if node.target is not aten.slice.Tensor:
         return None
-    found = _pieces(node)
-    if found is None or not all(
-        user.target is aten.slice.Tensor and _pieces(user) == found for user in found.of[0].users
+    parts = _pieces(node)
+    if parts is None or not all(
+        user.target is aten.slice.Tensor and _pieces(user) == parts for user in parts.of[0].users
     ):
         return None
-    return found
+    return parts
 
 
 def resize_slice(node: fx.Node, length: int) -> None:

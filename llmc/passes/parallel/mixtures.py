@@ -20,14 +20,14 @@ Mixture = tuple[fx.Node, ...]
 def mixtures(graph: ModelGraph) -> Iterator[tuple[fx.Node, Mixture]]:
     """Yield the selections of experts with their products, in the order of the graph."""
     products = [node for node in graph.graph.nodes if is_of_experts(node)]
-    for index, found in groupby(products, key=lambda node: call_arguments(node)["index"]):
-        yield index, tuple(found)
+    for index, members in groupby(products, key=lambda node: call_arguments(node)["index"]):
+        yield index, tuple(members)
 
 
 def divided_by_expert(graph: ModelGraph) -> frozenset[fx.Node]:
     """The weights of all mixtures whose experts can be divided over ranks."""
-    found = [mixture for _, mixture in mixtures(graph) if not_divisible(graph, mixture) is None]
-    return frozenset(weight for mixture in found for product in mixture for weight in weights_of(graph, product))
+    divisible = [mixture for _, mixture in mixtures(graph) if not_divisible(graph, mixture) is None]
+    return frozenset(weight for mixture in divisible for product in mixture for weight in weights_of(graph, product))
 
 
 def weights_of(graph: ModelGraph, product: fx.Node) -> list[fx.Node]:
@@ -56,11 +56,11 @@ def not_divisible(graph: ModelGraph, mixture: Mixture) -> Refusal | None:
 
 def between(mixture: Mixture) -> list[fx.Node]:
     """Return all nodes that read results of the products, up to the sums."""
-    found: dict[fx.Node, None] = {}
+    nodes: dict[fx.Node, None] = {}
     left = list(mixture)
     while left:
         for user in left.pop().users:
-            if user.target is not _llmc.sum_experts.default and user not in found:
-                found[user] = None
+            if user.target is not _llmc.sum_experts.default and user not in nodes:
+                nodes[user] = None
                 left.append(user)
-    return list(found)
+    return list(nodes)

@@ -50,13 +50,13 @@ def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
     placements = Placements(graph)
     divided = divided_by_expert(graph) if options.enable_expert_parallel else frozenset()
     plan = choose_plan(graph, placements, ranks, divided)
-    found = roles(graph, placements)
-    members: dict[AxesClass, list[Role]] = {each: [] for each, _ in plan.splits}
-    for role in found:
-        for each in role.classes():
-            if each in members:
-                members[each].append(role)
-    for refusal in whole_matrices(graph, placements, found, list(members), ranks):
+    all_roles = roles(graph, placements)
+    members: dict[AxesClass, list[Role]] = {class_: [] for class_, _ in plan.splits}
+    for role in all_roles:
+        for axes in role.classes():
+            if axes in members:
+                members[axes].append(role)
+    for refusal in whole_matrices(graph, placements, all_roles, list(members), ranks):
         if refusal.node not in divided:
             log.refuse(refusal)
     if not plan.splits:
@@ -67,10 +67,10 @@ def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
         )
     _check_all_have_some(graph, plan, ranks)
     graph.ranks = ranks
-    for each, split in plan.splits:
-        cut = _Cut(graph, placements, each, split)
-        log.step(cut.summary(), *(role.node for role in members[each] if role.node.op != "output"))
-        cut.apply(members[each])
+    for axes, split in plan.splits:
+        cut = _Cut(graph, placements, axes, split)
+        log.step(cut.summary(), *(role.node for role in members[axes] if role.node.op != "output"))
+        cut.apply(members[axes])
 
 
 partition = GraphPass("partition", run, Numerics.REORDER, unproved="it makes what one rank of several computes")
@@ -78,12 +78,12 @@ partition = GraphPass("partition", run, Numerics.REORDER, unproved="it makes wha
 
 def _check_all_have_some(graph: ModelGraph, plan: Plan, ranks: int) -> None:
     """Raise PassError if a rank would hold only padding of a class, usually of heads."""
-    idle = [(each, split.idle) for each, split in plan.splits if split.idle]
+    idle = [(class_, split.idle) for class_, split in plan.splits if split.idle]
     if not idle:
         return
-    axes, without = max(idle, key=lambda found: found[1])
+    axes, without = max(idle, key=lambda pair: pair[1])
     name = next(node.name for node, _ in axes.members if node.name in graph.weights)
-    most = most_ranks([each for each, _ in plan.splits], ranks)
+    most = most_ranks([class_ for class_, _ in plan.splits], ranks)
     raise PassError(
         f"{ranks} tensor ranks are more than can be used: the {axes.size} elements of {name} that would be cut are in "
         f"{ranks - without} parts that stay together, such as heads, and {without} of the ranks would get none",
@@ -131,8 +131,8 @@ class _Cut:
         self.graph.weights[node.name] = PerRank(tuple(own))
 
     def _gather(self, role: Role) -> None:
-        for operand, each in role.gathers:
-            if each is self.axes:
+        for operand, axes in role.gathers:
+            if axes is self.axes:
                 role.node.replace_input_with(operand, self._gathered(operand, role.node))
 
     def _rewrite(self, role: Role) -> None:
@@ -202,8 +202,8 @@ class _Cut:
         ]
         constant = self._constant(f"{node.name}_part", order)
         with self.graph.graph.inserting_after(node):
-            taken = self.graph.graph.call_function(_llmc.select_channels.default, (node, constant))
-        node.replace_all_uses_with(taken, delete_user_cb=lambda user: user is not taken)
+            selected = self.graph.graph.call_function(_llmc.select_channels.default, (node, constant))
+        node.replace_all_uses_with(selected, delete_user_cb=lambda user: user is not selected)
 
     def _gathered(self, operand: fx.Node, reader: fx.Node) -> fx.Node:
         for user in operand.users:

@@ -106,10 +106,10 @@ class Placements:
 
     def _relate_slice(self, node: fx.Node) -> None:
         """Treat equal pieces of an axis as one axis, so that they are cut together."""
-        found = pieces(node)
-        if found is not None:
-            inner, runs = (found.count, 1) if found.in_turns else (1, found.count)
-            self._join(found.of, (node, found.of[1]), inner, runs)
+        parts = pieces(node)
+        if parts is not None:
+            inner, runs = (parts.count, 1) if parts.in_turns else (1, parts.count)
+            self._join(parts.of, (node, parts.of[1]), inner, runs)
 
     def _relate_by_rule(self, node: fx.Node, rule: AxisRule) -> None:
         # By letters from the outer to the inner one; axes of one element are in no class, and left out.
@@ -132,8 +132,8 @@ class Placements:
             if outer is not None:
                 self._join_runs(place, outer)
         for letter, place in repeats:
-            if (one := known.get((letter,))) is not None:
-                self._join(place, one, runs=_size(place) // _size(one))
+            if (earlier := known.get((letter,))) is not None:
+                self._join(place, earlier, runs=_size(place) // _size(earlier))
 
     def _keep_together(self, node: fx.Node, record: OpRecord) -> None:
         place = (node, _rank(node) - 1)
@@ -159,7 +159,7 @@ class Placements:
         source = node.all_input_nodes[0]
         before, after = source.meta["val"].shape, node.meta["val"].shape
         for olds, news in same_runs(before, after):
-            outer_old, outer_new = ((each, run[0]) for each, run in ((source, olds), (node, news)))
+            outer_old, outer_new = ((value, run[0]) for value, run in ((source, olds), (node, news)))
             if len(olds) == len(news) == 1:
                 self._join(outer_old, outer_new)
             elif len(olds) == 1:
@@ -189,12 +189,16 @@ class Placements:
 
     def _part_into_runs(self, one: NodeAxis, other: NodeAxis, runs: int) -> bool:
         """Whether one of two axes can have `runs` times the runs of the other; if so, this is recorded."""
-        here, there = self.scale(*one).runs, self.scale(*other).runs * runs
-        if here == there:
+        one_runs, other_runs = self.scale(*one).runs, self.scale(*other).runs * runs
+        if one_runs == other_runs:
             return True
         if self._of[one] is self._of[other]:
             return False
-        return _part(self._of[one], there // here) if there % here == 0 else _part(self._of[other], here // there)
+        return (
+            _part(self._of[one], other_runs // one_runs)
+            if other_runs % one_runs == 0
+            else _part(self._of[other], one_runs // other_runs)
+        )
 
     def _join_runs(self, runs: NodeAxis, outer: NodeAxis) -> None:
         """An axis is made of runs, one for each element of the other, which may be kept by several ranks."""
@@ -283,7 +287,7 @@ def _kept_axes(node: fx.Node) -> list[tuple[int, int]]:
         return [(axis, dim % rank) for axis, dim in enumerate(arguments["dims"])]
     if node.target is aten.transpose.int:
         swapped = {arguments["dim0"] % rank: arguments["dim1"] % rank}
-        swapped |= {there: here for here, there in swapped.items()}
+        swapped |= {new: old for old, new in swapped.items()}
         return [(axis, swapped.get(axis, axis)) for axis in range(rank)]
     if node.target is aten.unsqueeze.default:
         dim = arguments["dim"] % rank

@@ -30,14 +30,14 @@ class Role:
 
     def classes(self) -> list[AxesClass]:
         """Return all classes, each once."""
-        found = (*self.shares, *self.sums, *(each for _, each in self.gathers), *self.takes)
-        return list(dict.fromkeys(found))
+        classes = (*self.shares, *self.sums, *(axes for _, axes in self.gathers), *self.takes)
+        return list(dict.fromkeys(classes))
 
 
 def roles(graph: ModelGraph, placements: Placements) -> list[Role]:
     """The roles of every call and of the output, in order; nodes that touch no class are left out."""
-    found = [_role(node, placements) for node in graph.graph.nodes if node.op in ("call_function", "output")]
-    return [role for role in found if role.classes()]
+    candidates = [_role(node, placements) for node in graph.graph.nodes if node.op in ("call_function", "output")]
+    return [role for role in candidates if role.classes()]
 
 
 def _role(node: fx.Node, placements: Placements) -> Role:
@@ -46,24 +46,24 @@ def _role(node: fx.Node, placements: Placements) -> Role:
     kept, seen = set(results), _repeated(node, placements)
     role.shares.extend(seen)
     for operand in dict.fromkeys(node.all_input_nodes):
-        for each in _classes(operand, placements):
-            seen.add(each)
-            if each in summed:
-                _add(role.sums, each)
-            elif each in kept and node.op != "output" and not _is_whole(node, operand, each, placements):
-                _add(role.shares, each)
+        for axes in _classes(operand, placements):
+            seen.add(axes)
+            if axes in summed:
+                _add(role.sums, axes)
+            elif axes in kept and node.op != "output" and not _is_whole(node, operand, axes, placements):
+                _add(role.shares, axes)
             else:
-                role.gathers.append((operand, each))
-                kept.discard(each)
-    role.takes.extend(each for each in results if each not in kept & seen)
-    moved = [*role.gathers, *((node, each) for each in role.takes)]
-    role.barred.extend(each for value, each in moved if not _is_channels(value, each, placements))
-    role.squares.extend(each for each in role.shares if _has_squares(node, each, placements))
-    role.barred.extend(each for each in role.squares if _in_runs(node, each, placements))
+                role.gathers.append((operand, axes))
+                kept.discard(axes)
+    role.takes.extend(class_ for class_ in results if class_ not in kept & seen)
+    moved = [*role.gathers, *((node, class_) for class_ in role.takes)]
+    role.barred.extend(class_ for value, class_ in moved if not _is_channels(value, class_, placements))
+    role.squares.extend(class_ for class_ in role.shares if _has_squares(node, class_, placements))
+    role.barred.extend(class_ for class_ in role.squares if _in_runs(node, class_, placements))
     record = record_of(node)
     if record is not None and record.table is not None:
         table = call_arguments(node)[record.table]
-        role.barred.extend(each for each in role.sums if _in_runs(table, each, placements))
+        role.barred.extend(class_ for class_ in role.sums if _in_runs(table, class_, placements))
     return role
 
 
@@ -74,7 +74,7 @@ def _repeated(node: fx.Node, placements: Placements) -> set[AxesClass]:
     before, after = node.all_input_nodes[0].meta["val"].shape, node.meta["val"].shape
     new = len(after) - len(before)
     ones = (axis for axis in range(len(after)) if axis < new or is_one(before[axis - new]))
-    return {each for axis in ones if (each := placements.find(node, axis)) is not None}
+    return {axes_class for axis in ones if (axes_class := placements.find(node, axis)) is not None}
 
 
 def _summed(node: fx.Node, placements: Placements) -> set[AxesClass]:
@@ -83,9 +83,9 @@ def _summed(node: fx.Node, placements: Placements) -> set[AxesClass]:
         return set()
     rule = record.axes
     return {
-        each
+        axes
         for axis, place in rule_axes(node)
-        if not axis.whole and rule.is_summed(axis.letter) and (each := placements.find(*place)) is not None
+        if not axis.whole and rule.is_summed(axis.letter) and (axes := placements.find(*place)) is not None
     }
 
 
@@ -101,10 +101,10 @@ def _is_channels(node: fx.Node, axes: AxesClass, placements: Placements) -> bool
     return is_last and not _in_runs(node, axes, placements)
 
 
-def _in_runs(node: fx.Node, each: AxesClass, placements: Placements) -> bool:
+def _in_runs(node: fx.Node, class_: AxesClass, placements: Placements) -> bool:
     """Whether a rank's part of a class is in several places of a value."""
     axes = range(node.meta["val"].dim())
-    return any(placements.scale(node, axis).runs > 1 for axis in axes if placements.find(node, axis) is each)
+    return any(placements.scale(node, axis).runs > 1 for axis in axes if placements.find(node, axis) is class_)
 
 
 def _has_squares(node: fx.Node, axes: AxesClass, placements: Placements) -> bool:
@@ -114,8 +114,8 @@ def _has_squares(node: fx.Node, axes: AxesClass, placements: Placements) -> bool
 def _classes(node: fx.Node, placements: Placements) -> list[AxesClass]:
     value = node.meta.get("val")
     axes = range(value.dim()) if isinstance(value, Tensor) else range(0)
-    found = [placements.find(node, axis) for axis in axes]
-    return list(dict.fromkeys(each for each in found if each is not None))
+    classes = [placements.find(node, axis) for axis in axes]
+    return list(dict.fromkeys(class_ for class_ in classes if class_ is not None))
 
 
 def _add(classes: list[AxesClass], axes: AxesClass) -> None:

@@ -39,7 +39,7 @@ def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
 
 def separate(graph: ModelGraph, log: RewriteLog) -> tuple[tuple[fx.Node, ...], ...]:
     """Take every product apart that only slices read. Returns the products that each became."""
-    found: list[tuple[fx.Node, ...]] = []
+    products: list[tuple[fx.Node, ...]] = []
     for linear in graph.graph.find_nodes(op="call_function", target=_LINEAR):
         reader = linear
         if len(linear.users) == 1 and (only := next(iter(linear.users))).target is aten.reshape.default:
@@ -50,8 +50,8 @@ def separate(graph: ModelGraph, log: RewriteLog) -> tuple[tuple[fx.Node, ...], .
         with log.refusing():
             _check(graph, linear)
             log.step(" + ".join(piece.node.name for piece in pieces), linear, *(piece.node for piece in pieces))
-            found.append(tuple(_separate(graph, linear, reader, piece) for piece in pieces))
-    return tuple(found)
+            products.append(tuple(_separate(graph, linear, reader, piece) for piece in pieces))
+    return tuple(products)
 
 
 def _cut(x: Any, weight: Any, bias: Any) -> tuple[Any, Any]:
@@ -79,23 +79,23 @@ class _Piece:
 
 def _pieces(reader: fx.Node) -> list[_Piece]:
     """The slices of axis 1 that are all that reads a node; none if others do."""
-    found: list[_Piece] = []
+    pieces: list[_Piece] = []
     for user in reader.users:
         arguments = call_arguments(user)
         size = reader.meta["val"].shape[1]
         if user.target is aten.slice.Tensor and _is_second(arguments["dim"], reader) and arguments["step"] == 1:
             start, end, _ = slice(arguments["start"], arguments["end"]).indices(size)
-            found.append(_Piece(user, start, end))
+            pieces.append(_Piece(user, start, end))
         elif user.target is aten.split_with_sizes.default and _is_second(arguments["dim"], reader):
             starts = [sum(arguments["split_sizes"][:i]) for i in range(len(arguments["split_sizes"]) + 1)]
-            for taken in user.users:
-                index: Any = taken.args[1] if taken.target is getitem else None
+            for piece in user.users:
+                index: Any = piece.args[1] if piece.target is getitem else None
                 if index is None:
                     return []
-                found.append(_Piece(taken, starts[index], starts[index + 1]))
+                pieces.append(_Piece(piece, starts[index], starts[index + 1]))
         else:
             return []
-    return found
+    return pieces
 
 
 def _is_second(dim: int, reader: fx.Node) -> bool:

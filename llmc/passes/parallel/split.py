@@ -20,7 +20,7 @@ class Split:
     length: int
 
     def of(self, scale: Scale) -> "Split":
-        """The same of another axis of the class."""
+        """The division of another axis of the class, in that axis's elements."""
         spans = tuple(scale.own(*span) for span in self.spans)
         return Split(spans, -(-self.length // scale.per) * scale.unit)
 
@@ -36,24 +36,24 @@ class Split:
 
 
 def split_class(axes: AxesClass, ranks: int) -> Split | None:
-    """The split with the least on each rank, and of those with the fewest ranks that have none; None if none leaves
-    each less than all.
+    """The split with the fewest elements per rank, and of those the one with the fewest empty ranks.
+
+    None if every split leaves some rank all elements.
 
     An axis of `shared` units has one unit for all elements of a rank, or whole units only: so query heads stay with
     the KV head that they read, and codes with their scale.
     """
-    found = [
+    splits = [
         split
         for unit in _units(axes)
         for split in (even_split(axes.size, ranks, unit), *_within(axes, unit, ranks))
         if split.length < axes.size and all(_keeps(split, per) for per in axes.shared)
     ]
-    return min(found, key=lambda split: (split.length, split.idle), default=None)
+    return min(splits, key=lambda split: (split.length, split.idle), default=None)
 
 
 def in_panels(axes: AxesClass, split: Split) -> Split | None:
-    """The same, but padded to where each expert's rows begin with another panel of them; None if that leaves each rank
-    all."""
+    """Pad a split so that each expert's rows begin at a panel. None if each rank would then have all rows."""
     multiple = 1
     for (node, _), scale in axes.members.items():
         if is_of_experts(node):
@@ -64,7 +64,7 @@ def in_panels(axes: AxesClass, split: Split) -> Split | None:
 
 def most_ranks(classes: Collection[AxesClass], ranks: int) -> int:
     """The largest number of ranks, up to `ranks`, that each hold a part of every class."""
-    return next((n for n in range(ranks, 1, -1) if all(_is_for_all(split_class(each, n)) for each in classes)), 1)
+    return next((n for n in range(ranks, 1, -1) if all(_is_for_all(split_class(axes, n)) for axes in classes)), 1)
 
 
 def even_split(size: int, ranks: int, unit: int = 1) -> Split:

@@ -21,31 +21,31 @@ def whole_matrices(
     """The matrices without a split axis, in the order of the graph, each with the reason after a colon."""
     barred: dict[AxesClass, Role] = {}
     for role in roles:
-        for each in role.barred:
-            barred.setdefault(each, role)
-    found = []
+        for axes in role.barred:
+            barred.setdefault(axes, role)
+    refusals = []
     for node in graph.weight_nodes():
         shape = tuple(node.meta["val"].shape)
         classes = [placements.find(node, axis) for axis in range(len(shape))]
-        if len(shape) > 1 and not any(each in cut for each in classes):
+        if len(shape) > 1 and not any(class_ in cut for class_ in classes):
             sizes = " × ".join(map(str, shape))
             why = _why(shape, classes, barred)
-            found.append(Refusal(f"{node.name} ({sizes}) stays whole on each of {ranks} ranks: {why}", node))
-    return found
+            refusals.append(Refusal(f"{node.name} ({sizes}) stays whole on each of {ranks} ranks: {why}", node))
+    return refusals
 
 
 def reason_of(node: fx.Node, refusals: Sequence[str]) -> str | None:
     """The reason that `whole_matrices` gave for a weight, if any."""
-    said = (each for each in refusals if each.startswith(f"{node.name} ("))
-    return next((each.partition(" ranks: ")[2] for each in said), None)
+    reasons = (refusal for refusal in refusals if refusal.startswith(f"{node.name} ("))
+    return next((reason.partition(" ranks: ")[2] for reason in reasons), None)
 
 
 def _why(shape: Sequence[int], classes: Sequence[AxesClass | None], barred: dict[AxesClass, Role]) -> str:
-    for axis, (size, each) in enumerate(zip(shape, classes, strict=True)):
-        if each is None or each not in barred:
+    for axis, (size, axes) in enumerate(zip(shape, classes, strict=True)):
+        if axes is None or axes not in barred:
             continue
-        role = barred[each]
-        if axis == 0 and _is_one_head(role, each):
+        role = barred[axes]
+        if axis == 0 and _is_one_head(role, axes):
             return "it is a single head, fewer than ranks, and each rank's query heads read all of it"
         name = op_name(role.node.target) if role.node.op == "call_function" else "what the model returns"
         return f"{name} needs all {size} of its {_AXES[min(axis, 1)]} together"

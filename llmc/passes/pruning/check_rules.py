@@ -24,21 +24,24 @@ def less_than_one(inner: InnerAxes, ratio: float) -> str:
 
 
 def check_rules(graph: ModelGraph, pruning: Pruning, classes: Sequence[InnerAxes]) -> None:
-    """classes: all that may lose something, of both kinds, because a rule may be for only one of them. A rule may name
-    a layer that went. Raises OptionError."""
+    """Raise OptionError for a rule of `prune` that removes nothing.
+
+    classes: all axes that may lose units, of both kinds, because a rule may be for only one of them. A rule may name a
+    layer that was dropped.
+    """
     gone = [module for part in graph.pruned for module in part.modules]
     for rule in pruning.rules:
         if rule.scheme is None or any(map(rule.matches, gone)):
             continue
-        own = [each for each in classes if pruning.rule_for(each.modules) is rule]
-        if not any(units_that_go(each, pruning) for each in own):
+        own = [axes for axes in classes if pruning.rule_for(axes.modules) is rule]
+        if not any(units_that_go(axes, pruning) for axes in own):
             raise _nothing(rule, rule.scheme, own)
 
 
 def _nothing(rule: Rule[float], ratio: float, own: Sequence[InnerAxes]) -> OptionError:
     reason = "no weights of that name, and of no later rule, have channels or KV heads between them that can go"
     if own:
-        reason = less_than_one(max(own, key=lambda each: each.count), ratio)
+        reason = less_than_one(max(own, key=lambda axes: axes.count), ratio)
     return OptionError(
         f"{rule.pattern}={ratio:g} takes nothing out: {reason}",
         at=f"prune={rule.pattern}={ratio:g}",

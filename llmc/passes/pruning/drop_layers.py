@@ -48,7 +48,7 @@ class _Layer:
     def module(self) -> str:
         """The prefix of its weights' names."""
         words = zip(*(module.split(".") for module in self.modules), strict=False)
-        return ".".join(each[0] for each in takewhile(lambda each: len(set(each)) == 1, words))
+        return ".".join(level[0] for level in takewhile(lambda level: len(set(level)) == 1, words))
 
 
 def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog, data: ModelData) -> None:
@@ -58,9 +58,17 @@ def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog, data: ModelDa
         return
     count = len(attentions(graph))
     states = hidden_states(graph) if count else []
-    found = [_layer(graph, number, *pair) for number, pair in enumerate(pairwise(states))]
-    layers = [each for each in found if isinstance(each, _Layer) and not pruning.keeps_layer(each.modules)]
-    refusals = [each if isinstance(each, Refusal) else _asked(each, pruning) for each in found if each not in layers]
+    candidates = [_layer(graph, number, *pair) for number, pair in enumerate(pairwise(states))]
+    layers = [
+        candidate
+        for candidate in candidates
+        if isinstance(candidate, _Layer) and not pruning.keeps_layer(candidate.modules)
+    ]
+    refusals = [
+        candidate if isinstance(candidate, Refusal) else _asked(candidate, pruning)
+        for candidate in candidates
+        if candidate not in layers
+    ]
     for refusal in refusals:
         log.refuse(refusal)
     _check_count(pruning, count, len(layers), refusals)
@@ -120,7 +128,7 @@ def _influences(stream: Stream, layers: Sequence[_Layer]) -> dict[int, tuple[flo
     states = dict.fromkeys(node for layer in layers for node in (layer.before, layer.after))
     behind = {node.next: node for node in states}
     rows: dict[fx.Node, Tensor] = {}
-    found: dict[int, tuple[float, float]] = {}
+    influences: dict[int, tuple[float, float]] = {}
     ends = {layer.after: layer for layer in layers}
     for stop in stream.stops(list(behind)):
         state = behind[stop]
@@ -129,8 +137,8 @@ def _influences(stream: Stream, layers: Sequence[_Layer]) -> dict[int, tuple[flo
         if layer is not None:
             x, y = rows.pop(layer.before), rows[state]
             cosine = torch.cosine_similarity(x, y, dim=-1).mean()
-            found[layer.number] = float(1 - cosine), float((y - x).norm() / y.norm())
-    return found
+            influences[layer.number] = float(1 - cosine), float((y - x).norm() / y.norm())
+    return influences
 
 
 def _asked(layer: _Layer, pruning: Pruning) -> Refusal:

@@ -55,20 +55,20 @@ def inner_axes(graph: ModelGraph, placements: Placements, kind: Kind) -> Iterato
     """Yield every class of a kind in the order of the graph, or the reason why it stays."""
     touching: dict[AxesClass, list[Role]] = {}
     for role in roles(graph, placements):
-        for each in role.classes():
-            touching.setdefault(each, []).append(role)
-    for each, members in touching.items():
-        weights = tuple((node, axis) for node, axis in each.members if node.name in graph.weights)
-        readers = [role.node for role in members if _reads(role, each)]
+        for axes in role.classes():
+            touching.setdefault(axes, []).append(role)
+    for axes, members in touching.items():
+        weights = tuple((node, axis) for node, axis in axes.members if node.name in graph.weights)
+        readers = [role.node for role in members if _reads(role, axes)]
         makers = [role.node for role in members if role.node not in readers and _is_product(role.node)]
         if not readers or not makers or any(_is_looked_up(node) for node, _ in weights):
             continue
         if kind == ("heads" if any(role.node.target is _ATTENTION for role in members) else "channels"):
             attentions = [role.node for role in members if role.node.target is _ATTENTION]
             unit = math.lcm(
-                *(scale.per for scale in each.members.values()), *(_group(each, node) for node in attentions)
+                *(scale.per for scale in axes.members.values()), *(_group(axes, node) for node in attentions)
             )
-            yield _refusal(each, members) or _found(graph, each, kind, unit, tuple(readers), weights)
+            yield _refusal(axes, members) or _found(graph, axes, kind, unit, tuple(readers), weights)
 
 
 def _found(
@@ -91,9 +91,9 @@ def _group(axes: AxesClass, attention: fx.Node) -> int:
     return axes.size // int(call_arguments(attention)["k"].meta["val"].shape[1])
 
 
-def _reads(role: Role, each: AxesClass) -> bool:
+def _reads(role: Role, class_: AxesClass) -> bool:
     """Whether a product multiplies with the class's elements."""
-    return _is_product(role.node) and (each in role.sums or any(each is axes for _, axes in role.gathers))
+    return _is_product(role.node) and (class_ in role.sums or any(class_ is axes for _, axes in role.gathers))
 
 
 def _is_product(node: fx.Node) -> bool:
@@ -103,22 +103,22 @@ def _is_product(node: fx.Node) -> bool:
 
 def _is_looked_up(weight: fx.Node) -> bool:
     """Whether a matrix is a table of tokens or positions, or multiplied into logits."""
-    readers = [each for user in weight.users for each in (user.users if part_of(user) is Part.STORAGE else (user,))]
+    readers = [reader for user in weight.users for reader in (user.users if part_of(user) is Part.STORAGE else (user,))]
     return weight.meta["val"].dim() > 1 and not any(map(_is_product, readers))
 
 
-def _refusal(each: AxesClass, members: list[Role]) -> Refusal | None:
-    for node, _ in each.members:
+def _refusal(class_: AxesClass, members: list[Role]) -> Refusal | None:
+    for node, _ in class_.members:
         if part_of(node) is Part.STORAGE:
             return Refusal(f"{node.name} is stored as codes: channels and heads are taken out of dense weights", node)
     for role in members:
         node, seen = role.node, f"{role.node.name} ({_call(role.node)})"
-        if each in role.squares:
-            return Refusal(f"{seen} divides by the mean square of all {each.size} channels", node)
+        if class_ in role.squares:
+            return Refusal(f"{seen} divides by the mean square of all {class_.size} channels", node)
         if is_of_experts(node):
             return Refusal(f"{seen} multiplies the channels of each token's own experts", node)
-        if each in role.takes or any(axes is each for _, axes in role.gathers):
-            return Refusal(f"{seen} needs all {each.size} elements of the axis at once", node)
+        if class_ in role.takes or any(axes is class_ for _, axes in role.gathers):
+            return Refusal(f"{seen} needs all {class_.size} elements of the axis at once", node)
     return None
 
 

@@ -45,20 +45,20 @@ def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog, data: ModelDa
         return
     apart = separate(graph, log)
     remove_dead_code(graph)
-    found, refusals = list[ValuePath](), list[Refusal]()
-    for each in value_paths(graph):
-        refusal = each if isinstance(each, Refusal) else _refusal(each, pruning)
+    paths, refusals = list[ValuePath](), list[Refusal]()
+    for candidate in value_paths(graph):
+        refusal = candidate if isinstance(candidate, Refusal) else _refusal(candidate, pruning)
         if refusal is not None:
             refusals.append(refusal)
             log.refuse(refusal)
-        elif isinstance(each, ValuePath):
-            found.append(each)
-    if not found:
+        elif isinstance(candidate, ValuePath):
+            paths.append(candidate)
+    if not paths:
         raise _nothing(graph, pruning, refusals)
     stream = Stream(graph, data.source, calibration_sequences(graph, options, data))
-    bases = _bases(stream, found)
+    bases = _bases(stream, paths)
     ranks = value_ranks(pruning, [energies for energies, _ in bases])
-    for path, (energies, basis), rank in zip(found, bases, ranks, strict=True):
+    for path, (energies, basis), rank in zip(paths, bases, ranks, strict=True):
         kept = float(energies[:, :rank].sum() / energies.sum().clamp_min(1e-300))
         log.step(f"{rank} of {path.channels} value channels of {path.modules[0]}: {kept:.2%} of energy", path.made)
         before, channels = _parameters(path), path.channels
@@ -67,7 +67,7 @@ def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog, data: ModelDa
         part = PrunedPart(path.modules[0], "values", gone, channels, error, before, _parameters(path))
         graph.pruned = (*graph.pruned, part)
     for linears in apart:
-        log.step("one product again: " + " + ".join(each.name for each in linears), *linears)
+        log.step("one product again: " + " + ".join(linear.name for linear in linears), *linears)
         merge_products(graph, linears)
     check_plans(graph, options)
 
@@ -75,10 +75,10 @@ def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog, data: ModelDa
 low_rank_values = WeightPass("low_rank_values", run, Numerics.LOSSY, budget=3.0)
 
 
-def _bases(stream: Stream, found: Sequence[ValuePath]) -> list[tuple[Tensor, Tensor]]:
+def _bases(stream: Stream, fitting: Sequence[ValuePath]) -> list[tuple[Tensor, Tensor]]:
     """The energies of each attention, [kv_heads, channels], descending, fp64, and their directions as columns,
     [kv_heads, channels, channels], fp32."""
-    paths = {path.attention: path for path in found}
+    paths = {path.attention: path for path in fitting}
     moments: dict[fx.Node, Tensor] = {}
     for node in stream.stops(list(paths)):
         path = paths[node]
@@ -87,16 +87,16 @@ def _bases(stream: Stream, found: Sequence[ValuePath]) -> list[tuple[Tensor, Ten
             rows = part.double().transpose(0, 1)
             moment += rows.transpose(1, 2) @ rows
         moments[node] = moment
-    decomposed = (torch.linalg.eigh(moments[path.attention]) for path in found)
+    decomposed = (torch.linalg.eigh(moments[path.attention]) for path in fitting)
     return [(values.flip(1).clamp_min(0), vectors.flip(2).float()) for values, vectors in decomposed]
 
 
 def _fold(graph: ModelGraph, path: ValuePath, basis: Tensor) -> None:
     """Multiply the weights by the bases of KV heads, [kv_heads, channels, rank], and shorten what lies between."""
     kv_heads, channels, rank = basis.shape
-    *made, summed = path.weights
+    *inner, summed = path.weights
     back = Constant(basis.transpose(1, 2).contiguous())
-    for weight in made:  # The bias is a matrix of one column.
+    for weight in inner:  # The bias is a matrix of one column.
         columns = weight.meta["val"].shape[1] if weight.meta["val"].dim() == 2 else 1
         by_head = Derived(_aten.reshape.default, (_wide(graph.weights[weight.name]), (kv_heads, channels, columns)))
         shape = (kv_heads * rank, columns) if weight.meta["val"].dim() == 2 else (kv_heads * rank,)
@@ -142,7 +142,9 @@ def _refusal(path: ValuePath, pruning: Pruning) -> Refusal | None:
 
 def _nothing(graph: ModelGraph, pruning: Pruning, refusals: Sequence[Refusal]) -> OptionError:
     reason = refusals[0].reason if refusals else f"{graph.info.name} has no attention"
-    asked = f"value_rank={pruning.value_rank}" if pruning.value_rank else f"values={pruning.values:g}"
+    option = f"value_rank={pruning.value_rank}" if pruning.value_rank else f"values={pruning.values:g}"
     return OptionError(
-        f"no value channel can be taken out: {reason}", at=f"prune={asked}", fix=f"leave {asked.partition('=')[0]} out"
+        f"no value channel can be taken out: {reason}",
+        at=f"prune={option}",
+        fix=f"leave {option.partition('=')[0]} out",
     )

@@ -39,25 +39,25 @@ def prune_units(kind: Kind, graph: ModelGraph, options: BuildOptions, log: Rewri
     remove_dead_code(graph)
     placements = Placements(graph)
     if kind == "heads":  # the first of both passes: the second would see classes that are smaller already
-        both = [each for each_kind in KINDS for each in inner_axes(graph, placements, each_kind)]
-        check_rules(graph, pruning, [each for each in both if isinstance(each, InnerAxes)])
-    found, refusals = list[InnerAxes](), list[Refusal]()
-    for each in inner_axes(graph, placements, kind):
-        refusal = each if isinstance(each, Refusal) else _refusal(each, pruning)
+        all_axes = [axes for each_kind in KINDS for axes in inner_axes(graph, placements, each_kind)]
+        check_rules(graph, pruning, [axes for axes in all_axes if isinstance(axes, InnerAxes)])
+    prunable, refusals = list[InnerAxes](), list[Refusal]()
+    for candidate in inner_axes(graph, placements, kind):
+        refusal = candidate if isinstance(candidate, Refusal) else _refusal(candidate, pruning)
         if refusal is not None:
             refusals.append(refusal)
             log.refuse(refusal)
-        elif isinstance(each, InnerAxes):
-            found.append(each)
-    if found:
+        elif isinstance(candidate, InnerAxes):
+            prunable.append(candidate)
+    if prunable:
         stream = Stream(graph, data.source, calibration_sequences(graph, options, data))
-        chosen = choose_units(stream, placements, found, lambda inner, energies: _kept(inner, energies, pruning))
-        for inner, (kept, error) in zip(found, chosen, strict=True):
+        chosen = choose_units(stream, placements, prunable, lambda inner, energies: _kept(inner, energies, pruning))
+        for inner, (kept, error) in zip(prunable, chosen, strict=True):
             _take_out(graph, placements, inner, kept, error, log)
     elif pruning.ratio_of_all(kind) > 0:
         raise _nothing(kind, graph, pruning, refusals)
     for linears in apart:
-        log.step("one product again: " + " + ".join(each.name for each in linears), *linears)
+        log.step("one product again: " + " + ".join(linear.name for linear in linears), *linears)
         merge_products(graph, linears)
 
 

@@ -13,7 +13,10 @@ aten = torch.ops.aten
 
 
 def keep_units(graph: ModelGraph, placements: Placements, inner: InnerAxes, kept: Tensor) -> None:
-    """kept: which units stay, ascending, int64. Recipes of weights select their elements while they stream."""
+    """Remove the other units of an axis from the graph and from its weights.
+
+    kept: numbers of the units that stay, ascending, int64. Recipes of weights select their elements while they stream.
+    """
     scales = {place: placements.scale(*place) for place in inner.axes.members}
     for node, axis in inner.weights:
         elements = Constant(elements_of(kept, inner.unit, scales[node, axis]))

@@ -53,7 +53,7 @@ class ValuePath:
     def weights(self) -> tuple[fx.Node, ...]:
         """The weights of both products, and the bias of the first if it has one."""
         own = (call_arguments(self.made)[name] for name in ("weight", "bias"))
-        return *(each for each in own if each is not None), call_arguments(self.summed)["weight"]
+        return *(weight for weight in own if weight is not None), call_arguments(self.summed)["weight"]
 
 
 def value_paths(graph: ModelGraph) -> Iterator[ValuePath | Refusal]:
@@ -66,28 +66,28 @@ def value_paths(graph: ModelGraph) -> Iterator[ValuePath | Refusal]:
 
 
 def _path(graph: ModelGraph, attention: fx.Node) -> ValuePath:
-    given = call_arguments(attention)
-    if given["latent"]:
+    arguments = call_arguments(attention)
+    if arguments["latent"]:
         raise Refused(f"{attention.name} attends to latents, which are keys too", attention)
-    values: fx.Node = given["v"]
-    made = _maker(values, attention)
+    values: fx.Node = arguments["v"]
+    maker = _maker(values, attention)
     joined = _only_reader(attention, _RESHAPE)
     summed = _only_reader(joined, _LINEAR)
-    for node, user in ((values, attention), (made, values)):
-        others = [each.name for each in node.users if each is not user]
+    for node, user in ((values, attention), (maker, values)):
+        others = [reader.name for reader in node.users if reader is not user]
         if others:
             raise Refused(f"{node.name} is also read by {', '.join(others)}", attention)
-    found = ValuePath(made, values, attention, joined, summed, ())
+    path = ValuePath(maker, values, attention, joined, summed, ())
     if values.meta["val"].dim() != 3 or joined.meta["val"].dim() != 2 or call_arguments(summed)["x"] is not joined:
         raise Refused(f"{values.name} and {joined.name} are not rows of heads", attention)
-    for weight in found.weights:
+    for weight in path.weights:
         if weight.name not in graph.weights:
             raise Refused(f"{weight.name} is computed in the step, not a dense weight", attention)
         if len(weight.users) > 1:
             raise Refused(f"{weight.name} is read by {len(weight.users)} nodes", attention)
-    names = (stored_names(graph.weights[call_arguments(each)["weight"].name])[0] for each in (made, summed))
+    names = (stored_names(graph.weights[call_arguments(product)["weight"].name])[0] for product in (maker, summed))
     modules = tuple(name.removesuffix(".weight") for name in names)
-    return ValuePath(made, values, attention, joined, summed, modules)
+    return ValuePath(maker, values, attention, joined, summed, modules)
 
 
 def _maker(values: fx.Node, attention: fx.Node) -> fx.Node:
@@ -99,6 +99,6 @@ def _maker(values: fx.Node, attention: fx.Node) -> fx.Node:
 def _only_reader(node: fx.Node, op: OpOverload) -> fx.Node:
     readers = list(node.users)
     if len(readers) != 1 or readers[0].target is not op:
-        names = ", ".join(f"{each.name} ({call_of(each)})" for each in readers)
+        names = ", ".join(f"{reader.name} ({call_of(reader)})" for reader in readers)
         raise Refused(f"{node.name} is read by {names}, not by one {op} alone", node)
     return readers[0]

@@ -17,10 +17,10 @@ def value_ranks(pruning: Pruning, energies: Sequence[Tensor]) -> list[int]:
     """
     if pruning.value_rank:
         return [pruning.value_rank] * len(energies)
-    ranks = [each.shape[1] for each in energies]
-    left = pruning.values * sum(each.numel() for each in energies) + 1e-9
-    shares = [each.sum(0) / each.sum().clamp_min(1e-300) for each in energies]
-    waiting = [_next(i, ranks[i], each) for i, each in enumerate(shares)]
+    ranks = [energy.shape[1] for energy in energies]
+    left = pruning.values * sum(energy.numel() for energy in energies) + 1e-9
+    shares = [energy.sum(0) / energy.sum().clamp_min(1e-300) for energy in energies]
+    waiting = [_next(i, ranks[i], energy) for i, energy in enumerate(shares)]
     heapq.heapify(waiting)
     # The step that loses the smallest share of its layer's energy goes first; at least one step stays in each layer.
     while waiting:

@@ -25,9 +25,9 @@ def sequences_and_apart(
 ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
     """`calibration_sequences`, and after them some more to judge by. A file that has no more gives its last fifth; one
     of a single sequence gives it twice."""
-    found = calibration_sequences(graph, options, data, _APART)
-    count = min(options.calibration_sequences, max(1, len(found) - max(1, len(found) // 5)))
-    return found[:count], found[count:] or found
+    sequences = calibration_sequences(graph, options, data, _APART)
+    count = min(options.calibration_sequences, max(1, len(sequences) - max(1, len(sequences) // 5)))
+    return sequences[:count], sequences[count:] or sequences
 
 
 def calibration_sequences(

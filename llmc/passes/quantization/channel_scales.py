@@ -26,7 +26,7 @@ Tie = Callable[[Tensor, Callable[[Tensor], Tensor]], Tensor]
 def smoothing_scales(xs: Sequence[Tensor], weights: Sequence[Tensor], alpha: float, tie: Tie) -> Tensor:
     """SmoothQuant's s[c] = max |x[c]|^α / max |w[:, c]|^(1-α). xs: [tokens, channels]; weights: [out, channels]."""
     largest_x, largest_w = (
-        tie(torch.stack(parallel_map(lambda each: each.float().abs().amax(0), parts)).amax(0), _largest)
+        tie(torch.stack(parallel_map(lambda part: part.float().abs().amax(0), parts)).amax(0), _largest)
         for parts in (xs, weights)
     )
     scales = largest_x.clamp_min(_LEAST).pow(alpha) / largest_w.clamp_min(_LEAST).pow(1 - alpha)

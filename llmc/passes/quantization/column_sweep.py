@@ -74,9 +74,9 @@ class InputSolvers:
 def gram(parts: Iterable[Tensor], columns: int) -> Tensor:
     """XᵀX in fp32, of X in parts: [tokens, columns] each."""
     total = torch.zeros(columns, columns)
-    for some in _groups(parts, columns):
+    for group in _groups(parts, columns):
 
-        def add(start: int, values: Sequence[Tensor] = some) -> None:
+        def add(start: int, values: Sequence[Tensor] = group) -> None:
             end = min(start + _STRIP, columns)
             for part in values:
                 total[start:end, start:].addmm_(part[:, start:end].t(), part[:, start:])
@@ -146,7 +146,7 @@ class _Block:
     def corrected(self, start: int, count: int) -> Tensor:
         """The optimum of `count` columns from `start` on, given those before: H = M·D·Mᵀ makes it w + M⁻ᵀ·(what errors
         add)."""
-        some = slice(start, start + count)
-        added, factor = self.left[some] - self.wanted[some], self.factor[some, some].t()
+        span = slice(start, start + count)
+        added, factor = self.left[span] - self.wanted[span], self.factor[span, span].t()
         unmixed: Tensor = torch.linalg.solve_triangular(factor, added, upper=False, unitriangular=True)
-        return unmixed.add_(self.wanted[some])
+        return unmixed.add_(self.wanted[span])

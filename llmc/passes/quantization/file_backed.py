@@ -19,9 +19,9 @@ _LEAST_BYTES = 1 << 20
 
 
 def file_backed(tensor: Tensor) -> Tensor:
-    """The same tensor in a file of the cache directory that goes away with it; small ones stay in memory.
+    """Move a tensor to a file of the cache directory, deleted with the tensor; small ones stay in memory.
 
-    Raises EngineFormatError where the directory cannot be written or has no room.
+    Raises EngineFormatError if the directory cannot be written or has no room.
     """
     nbytes = math.prod(tensor.shape) * tensor.dtype.itemsize
     if nbytes < _LEAST_BYTES or tensor.is_meta:

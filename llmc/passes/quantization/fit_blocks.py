@@ -222,7 +222,7 @@ class _Steps:
     ) -> tuple[Tensor, Tensor]:
         """The best of three neighbouring steps of each group, with the best step of its minimum."""
         groups, scale, minimum = self.groups, self.each(scales), self.each(minima)
-        best, found = None, (scale_steps, minimum_steps)
+        best, best_steps = None, (scale_steps, minimum_steps)
         for further in (-1, 0, 1):
             tried, less = self.in_range(scale_steps + further), minimum_steps
             numbers = groups.numbers(scale * tried, minimum * less)
@@ -232,11 +232,11 @@ class _Steps:
                 numbers = groups.numbers(scale * tried, minimum * less)
             error = groups.error(numbers, scale * tried, minimum * less)
             if best is None:
-                best, found = error, (tried, less)
+                best, best_steps = error, (tried, less)
             better = error < best
             best = torch.where(better, error, best)
-            found = torch.where(better, tried, found[0]), torch.where(better, less, found[1])
-        return found
+            best_steps = torch.where(better, tried, best_steps[0]), torch.where(better, less, best_steps[1])
+        return best_steps
 
     def floats(
         self, scales: Tensor, scale_steps: Tensor, minima: Tensor, minimum_steps: Tensor
@@ -246,8 +246,8 @@ class _Steps:
         numbers = groups.numbers(self.each(scales) * scale_steps, self.each(minima) * minimum_steps)
         q, qq, qx = groups.sums(numbers)
 
-        def of_run(each: Tensor) -> Tensor:
-            return self.run(each).sum(-1)
+        def of_run(tensor: Tensor) -> Tensor:
+            return self.run(tensor).sum(-1)
 
         aa, ax = of_run(scale_steps.square() * qq), of_run(scale_steps * qx)
         if not groups.format.has_minimum:

@@ -43,49 +43,49 @@ class ProductGptq:
 
     def codes(self, planned: Planned, weight: Tensor) -> RoundedWeight:
         """The codes of a weight [rows, columns] at its first product, while the stream holds that product's input."""
-        found = self._ahead.pop(planned.module, None)
-        if found is not None:
-            return found
+        ahead = self._ahead.pop(planned.module, None)
+        if ahead is not None:
+            return ahead
         self._ahead.clear()  # The plan took these codes from another plan.
         scheme, x = planned.scheme, _input(planned)
         assert scheme is not None
         others = self._same_input(planned, scheme, x)
-        weights = [weight, *(evaluate(self.graph.weights[each.weights[0].name], self.source) for each in others)]
-        kept = [self._kept(each, values) for each, values in zip((planned, *others), weights, strict=True)]
+        weights = [weight, *(evaluate(self.graph.weights[member.weights[0].name], self.source) for member in others)]
+        kept = [self._kept(plan, values) for plan, values in zip((planned, *others), weights, strict=True)]
         together = gptq(torch.cat(weights), self.solvers.of(x, scheme), scheme, _joined_masks(kept, weights))
         end = len(weight)
-        for each in others:
-            self._ahead[each.module] = together.rows(slice(end, end + each.shape[0]))
-            end += each.shape[0]
+        for other in others:
+            self._ahead[other.module] = together.rows(slice(end, end + other.shape[0]))
+            end += other.shape[0]
         return together.rows(slice(len(weight)))
 
     def _same_input(self, planned: Planned, scheme: Scheme, x: fx.Node) -> list[Planned]:
         """The weights to sweep with this one: later ones with its input and scheme, up to a number of rows."""
-        rows, found = planned.shape[0], list[Planned]()
+        rows, others = planned.shape[0], list[Planned]()
         if scheme.granularity in ("tensor", "block"):  # Rows share scales.
-            return found
-        start = next(i for i, each in enumerate(self.planned) if each.module == planned.module)
-        for each in self.planned[start + 1 :]:
-            if each.scheme != scheme or not each.products or is_of_experts(each.products[0]):
+            return others
+        start = next(i for i, candidate in enumerate(self.planned) if candidate.module == planned.module)
+        for plan in self.planned[start + 1 :]:
+            if plan.scheme != scheme or not plan.products or is_of_experts(plan.products[0]):
                 continue
-            if _input(each) is x and rows + each.shape[0] <= _MOST_ROWS:
-                found.append(each)
-                rows += each.shape[0]
-        return found
+            if _input(plan) is x and rows + plan.shape[0] <= _MOST_ROWS:
+                others.append(plan)
+                rows += plan.shape[0]
+        return others
 
     def _kept(self, planned: Planned, weight: Tensor) -> Tensor | None:
         """The elements of a sparse weight that are not zero; None for a weight that is not sparse."""
-        return weight != 0 if any(each.module == planned.module for each in self.graph.sparse) else None
+        return weight != 0 if any(sparse.module == planned.module for sparse in self.graph.sparse) else None
 
 
 def _input(planned: Planned) -> fx.Node:
-    found = call_arguments(planned.products[0])["x"]
-    assert isinstance(found, fx.Node)
-    return found
+    x = call_arguments(planned.products[0])["x"]
+    assert isinstance(x, fx.Node)
+    return x
 
 
 def _joined_masks(kept: Sequence[Tensor | None], weights: Sequence[Tensor]) -> Tensor | None:
-    if all(each is None for each in kept):
+    if all(mask is None for mask in kept):
         return None
     pairs = zip(kept, weights, strict=True)
     return torch.cat([torch.ones_like(weight, dtype=torch.bool) if mask is None else mask for mask, weight in pairs])

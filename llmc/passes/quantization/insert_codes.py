@@ -36,7 +36,7 @@ def insert_recipes(
     like: Mapping[str, Tensor],
     format: str,
 ) -> None:
-    """The same with any recipes of the parts (CODE_PARTS). like: tensors of their shape and dtype."""
+    """Make readers read codes with these recipes, by part (CODE_PARTS). like: each part's shape and dtype."""
     first = weights[0].meta["val"]
     parts: dict[str, fx.Node | None] = dict.fromkeys(CODE_PARTS)
     for name, part in like.items():

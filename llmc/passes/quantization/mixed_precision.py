@@ -85,22 +85,22 @@ def choose_schemes(
     measure: the divergence of the model with these schemes, by module; roughly if a scale is all that it is for.
     Raises OptionError for a budget that all at 4 bits exceed.
     """
-    units = units_of([each for each in planned if not each.is_ruled and each.products])
+    units = units_of([plan for plan in planned if not plan.is_ruled and plan.products])
     if not units:
         return tuple(planned), {}
     schemes_of = [unit_schemes(unit, budget) for unit in units]
-    fixed = sum(bits_of(each, each.scheme) for each in planned if each.is_ruled and each.products)
-    elements = sum(elements_of(each) for each in planned if each.products)
+    fixed = sum(bits_of(plan, plan.scheme) for plan in planned if plan.is_ruled and plan.products)
+    elements = sum(elements_of(plan) for plan in planned if plan.products)
     _check_budget(units, schemes_of, budget, fixed, elements)
     rungs = ladders(graph, units, schemes_of, Change(rounded, bits_of), sequences, data)
     rough = partial(measure, is_rough=True)
     choice = _Choice(units, _scaled(units, rungs, rough), fixed, elements, budget)
     shortlist = choice.shortlist()
-    told = data.told("candidates", shortlist, len(shortlist))
-    found = [(measure(by_module(units, each.schemes), is_rough=False), each) for each in told]
-    divergence, best = min(found, key=lambda each: each[0])
+    candidates = data.told("candidates", shortlist, len(shortlist))
+    measured = [(measure(by_module(units, candidate.schemes), is_rough=False), candidate) for candidate in candidates]
+    divergence, best = min(measured, key=lambda pair: pair[0])
     schemes = by_module(units, best.schemes)
-    why = f"{best.name}, KL {divergence:.2e} on held-out text, the least of {len(found)}"
+    why = f"{best.name}, KL {divergence:.2e} on held-out text, the least of {len(measured)}"
     reasons = choice.reasons(best, [of_unit[0].divergence for of_unit in rungs])
     return with_schemes(planned, schemes), {module: f"{reason}; as in {why}" for module, reason in reasons.items()}
 
@@ -109,18 +109,18 @@ def _scaled(
     units: Sequence[Sequence[Planned]], rungs: Sequence[Sequence[Rung[Scheme]]], measure: Callable[[SchemeOf], float]
 ) -> Sequence[Sequence[Rung[Scheme]]]:
     """The rungs of the output projection, and those of all other weights, scaled to what they are measured to do."""
-    heads = [i for i, unit in enumerate(units) if any(each.module == HEAD for each in unit)]
+    heads = [i for i, unit in enumerate(units) if any(plan.module == HEAD for plan in unit)]
     if not heads or len(units) == 1:
         return rungs
     (head,) = heads
-    some = range(0, len(units), _SCALED_TO_EVERY)
-    with_head = tuple(r[0].scheme if i in some or i == head else None for i, r in enumerate(rungs))
-    both = measure(by_module(units, with_head))
+    sampled = range(0, len(units), _SCALED_TO_EVERY)
+    with_head = tuple(r[0].scheme if i in sampled or i == head else None for i, r in enumerate(rungs))
+    with_all = measure(by_module(units, with_head))
     # GPTQ rounds the projection last, so that this plan's codes are known from the one before.
     others = measure(by_module(units, tuple(None if i == head else scheme for i, scheme in enumerate(with_head))))
     expected = [of_unit[0].divergence for of_unit in rungs]
-    of_head = (both - others) / max(expected[head], _SMALLEST)
-    of_others = others / max(sum(expected[i] for i in some if i != head), _SMALLEST)
+    of_head = (with_all - others) / max(expected[head], _SMALLEST)
+    of_others = others / max(sum(expected[i] for i in sampled if i != head), _SMALLEST)
     scales = [max(of_head if i == head else of_others, _SMALLEST) for i in range(len(rungs))]
     return [
         [replace(rung, divergence=rung.divergence * scale) for rung in of_unit]
@@ -142,25 +142,25 @@ class _Choice:
     def shortlist(self) -> list[Candidate]:
         """The candidates to measure, in ascending bits, without duplicates."""
         given_out = self._given_out()
-        uniform = least_of_blocked([each for each in self._uniform() if self._fits(each)])
-        least = min(each.divergence for each in [*given_out, *uniform])
-        hopeful = [each for each in uniform if each.divergence <= _HOPELESS * least]
-        different = {each.schemes: each for each in [*given_out, *hopeful]}
-        return sorted(different.values(), key=lambda each: each.bits)
+        uniform = least_of_blocked([candidate for candidate in self._uniform() if self._fits(candidate)])
+        least = min(candidate.divergence for candidate in [*given_out, *uniform])
+        hopeful = [candidate for candidate in uniform if candidate.divergence <= _HOPELESS * least]
+        different = {candidate.schemes: candidate for candidate in [*given_out, *hopeful]}
+        return sorted(different.values(), key=lambda candidate: candidate.bits)
 
     def reasons(self, candidate: Candidate, measured: Sequence[float]) -> dict[str, str]:
         """Return the reason for each module's scheme. measured: divergences of each unit alone, rounded to nearest at 4
         bits."""
         order = sorted(range(len(self.units)), key=lambda i: -measured[i])
-        found: dict[str, str] = {}
+        reasons: dict[str, str] = {}
         for rank, index in enumerate(order):
             least, scheme = self.rungs[index][0], candidate.schemes[index]
             expected = "" if scheme == least.scheme else f"; {self._expected(index, scheme):.2e} expected as chosen"
-            for each in self.units[index]:
-                found[each.module] = (
+            for plan in self.units[index]:
+                reasons[plan.module] = (
                     f"KL {measured[index]:.2e} at 4 bits, number {rank + 1} of {len(order)} in sensitivity{expected}"
                 )
-        return found
+        return reasons
 
     def _fits(self, candidate: Candidate) -> bool:
         # Compare bits as they are printed: a budget of 4.85, the printed size of int4-gptq, must allow its 4.852 bits.
@@ -171,12 +171,12 @@ class _Choice:
         least = (self.fixed + sum(rungs[0].bits for rungs in self.rungs)) / self.elements
         below = math.floor(self.budget.bits / _GRID) * _GRID
         places = [bits for bits in dict.fromkeys((below, self.budget.bits)) if bits >= least]
-        found = [self._candidate("bits given out", [rungs[0].scheme for rungs in self.rungs])]
+        candidates = [self._candidate("bits given out", [rungs[0].scheme for rungs in self.rungs])]
         for bits in places:
             chosen = spend(self.rungs, bits * self.elements - self.fixed)
             schemes = [rungs[i].scheme for rungs, i in zip(self.rungs, chosen, strict=True)]
-            found.append(self._candidate(f"bits given out for {bits:g}", schemes))
-        return found[1:] or found
+            candidates.append(self._candidate(f"bits given out for {bits:g}", schemes))
+        return candidates[1:] or candidates
 
     def _uniform(self) -> list[Candidate]:
         """Every scheme for all weights, the output projection at 8 bits, as the plain option has it, or as the rest."""
@@ -184,20 +184,20 @@ class _Choice:
         schemes = [s for s in common if all(s in {rung.scheme for rung in rungs} for rungs in self.rungs)]
         method = self.budget.method
         more = SCHEMES["nf4"] if method == "rtn" else SCHEMES[f"int8-{method}"]
-        if all(each.shape[1] % (more.group or 1) == 0 for unit in self.units for each in unit):
+        if all(plan.shape[1] % (more.group or 1) == 0 for unit in self.units for plan in unit):
             schemes.append(more)
-        found: list[Candidate] = []
+        candidates: list[Candidate] = []
         for scheme in schemes:
             head = head_scheme(scheme)
-            apart = [head if any(each.module == HEAD for each in unit) else scheme for unit in self.units]
-            found.append(self._candidate(scheme.name, apart))
+            apart = [head if any(plan.module == HEAD for plan in unit) else scheme for unit in self.units]
+            candidates.append(self._candidate(scheme.name, apart))
             if head not in (scheme, replace(scheme, method="rtn")):
-                found.append(self._candidate(f"{scheme.name},lm_head={scheme.name}", [scheme] * len(self.units)))
-        return found
+                candidates.append(self._candidate(f"{scheme.name},lm_head={scheme.name}", [scheme] * len(self.units)))
+        return candidates
 
     def _candidate(self, name: str, schemes: Sequence[Scheme | None]) -> Candidate:
         pairs = zip(self.units, schemes, strict=True)
-        bits = self.fixed + sum(bits_of(each, scheme) for unit, scheme in pairs for each in unit)
+        bits = self.fixed + sum(bits_of(plan, scheme) for unit, scheme in pairs for plan in unit)
         divergence = sum(self._expected(index, scheme) for index, scheme in enumerate(schemes))
         return Candidate(name, tuple(schemes), bits / self.elements, divergence)
 
@@ -213,8 +213,10 @@ class _Choice:
 def least_of_blocked(uniform: Sequence[Candidate]) -> list[Candidate]:
     """Uniform schemes that may be the best of all: of blocked formats, the one that is expected to diverge least. One
     search fits all of these, so that their estimates are comparable; carrying out a plan takes as long as GPTQ."""
-    blocked = sorted((each for each in uniform if each.is_blocked), key=lambda each: each.divergence)
-    return [*(each for each in uniform if not each.is_blocked), *blocked[:1]]
+    blocked = sorted(
+        (candidate for candidate in uniform if candidate.is_blocked), key=lambda candidate: candidate.divergence
+    )
+    return [*(candidate for candidate in uniform if not candidate.is_blocked), *blocked[:1]]
 
 
 def _check_budget(
@@ -226,7 +228,7 @@ def _check_budget(
 ) -> None:
     """Raise OptionError for a budget that all units at 4 bits exceed."""
     firsts = zip(units, schemes_of, strict=True)
-    least = (fixed + sum(bits_of(each, schemes[0]) for unit, schemes in firsts for each in unit)) / elements
+    least = (fixed + sum(bits_of(plan, schemes[0]) for unit, schemes in firsts for plan in unit)) / elements
     if least > budget.bits:
         raise OptionError(
             f"the budget of {budget.bits} bits per weight is too small: all at 4 bits, with scales, take {least:.3f}",

@@ -45,17 +45,17 @@ def head_scheme(scheme: Scheme) -> Scheme:
     if scheme.activation != "int8":
         return SCHEMES["int8"]
     rounding = (word for word in scheme.name.split(":") if word in ROUNDING)
-    found = parse_scheme(":".join(("w8a8", *rounding)))
-    assert found is not None, "a scheme of options is none without codes"
-    return found
+    of_head = parse_scheme(":".join(("w8a8", *rounding)))
+    assert of_head is not None, "a scheme of options is none without codes"
+    return of_head
 
 
 def fitted(planned: Planned, scheme: Scheme) -> Scheme:
     """The scheme in the largest groups that divide a weight's columns, or those that it names. Raises OptionError."""
     columns = planned.shape[1]
-    found = scheme.fitted(columns)
-    if found is not None:
-        return found
+    fitting = scheme.fitted(columns)
+    if fitting is not None:
+        return fitting
     raise OptionError(
         f"tensor {planned.tensor} has {columns} columns, which {_sharing(scheme)} do not divide",
         at=f"quantize={scheme.name}",
@@ -70,7 +70,7 @@ def _sharing(scheme: Scheme) -> str:
     if scheme.codes.is_blocked:
         return f"groups of {RUN_UNIT}"
     kind = "blocks" if scheme.granularity == "block" else "groups"
-    return f"{kind} of {' or '.join(str(each.columns) for each in scheme.groups())}"
+    return f"{kind} of {' or '.join(str(group.columns) for group in scheme.groups())}"
 
 
 def _instead(scheme: Scheme, columns: int) -> str:

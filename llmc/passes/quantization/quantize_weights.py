@@ -80,16 +80,16 @@ def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog, data: ModelDa
             is_run = bool(text) and _looks_at_inputs(chosen, known)
             stream = Stream(trial, data.source, text) if is_run else None
             Quantizer(trial, None, replace(data, progress=lambda *_: None), stream, {}, known).run(chosen)
-            found = reference.divergence(trial, is_rough=is_rough)
-            known.end_plan(found)
-            return found
+            kl = reference.divergence(trial, is_rough=is_rough)
+            known.end_plan(kl)
+            return kl
 
         planned, reasons = choose_schemes(graph, planned, quantization.budget, sequences, data, divergence)
     elif quantization.needs_calibration or options.calibration is not None:
         sequences = calibration_sequences(graph, options, data)
-    for each in planned:
-        for product in each.products if each.scheme is None else ():
-            log.refuse(Refusal(_why_not(each, quantization, reasons), product, is_asked=True))
+    for weight_plan in planned:
+        for product in weight_plan.products if weight_plan.scheme is None else ():
+            log.refuse(Refusal(_why_not(weight_plan, quantization, reasons), product, is_asked=True))
     if not _looks_at_inputs(planned, codes):
         # Only errors are measured on the text, if there is any.
         sequences = errors_measured_on(sequences)
@@ -131,8 +131,8 @@ class Quantizer:
         """Round each weight when its first reader is reached, or the first that its method needs the input of."""
         if self._stream is not None:
             self._gptq = ProductGptq(self._graph, self._data.source, InputSolvers(self._stream), planned)
-        at = {_place(each): each for each in planned if each.scheme is not None}
-        later = {n: each for each in planned if each.scheme is not None for n in each.readers if n not in at}
+        at = {_place(chosen): chosen for chosen in planned if chosen.scheme is not None}
+        later = {n: chosen for chosen in planned if chosen.scheme is not None for n in chosen.readers if n not in at}
         stops: Iterator[fx.Node]
         if self._stream is None:
             stops = iter([node for node in self._graph.graph.nodes if node in at or node in later])
@@ -144,10 +144,10 @@ class Quantizer:
                 self._data.progress("quantize", done, len(at))
                 self._quantize(at[node])
                 done += 1
-            each = at.get(node) or later[node]
-            assert each.scheme is not None
-            if each.scheme.activation != "none" and node in each.products:
-                self._round_input(node, each.scheme)
+            weight_plan = at.get(node) or later[node]
+            assert weight_plan.scheme is not None
+            if weight_plan.scheme.activation != "none" and node in weight_plan.products:
+                self._round_input(node, weight_plan.scheme)
         self._data.progress("quantize", done, len(at))
 
     def _quantize(self, planned: Planned) -> None:
@@ -159,8 +159,8 @@ class Quantizer:
         weight = evaluate(self._graph.weights[planned.weights[0].name], self._data.source)
 
         def codes() -> Rounded:
-            found, unseen = self._rounded(weight, scheme, planned)
-            return found.in_file(), unseen
+            result, unseen = self._rounded(weight, scheme, planned)
+            return result.in_file(), unseen
 
         rounded, unseen = self._codes.of(self._history, codes)
         if self._log is not None:
@@ -190,7 +190,7 @@ class Quantizer:
             return round_to_nearest(weight, scheme), None
         assert self._stream is not None, "methods that need inputs are planned only with calibration text"
         if is_of_experts(product):
-            is_sparse = any(each.module == planned.module for each in self._graph.sparse)
+            is_sparse = any(sparse.module == planned.module for sparse in self._graph.sparse)
             return round_experts(weight, scheme, self._stream, product, weight != 0 if is_sparse else None)
         if scheme.method == "gptq":
             assert self._gptq is not None, "it is made if there is calibration text"
@@ -256,16 +256,16 @@ def _output_squares(
 def errors_measured_on(sequences: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """The first sequences, enough for the tokens on which errors are measured."""
     ends = accumulate(map(len, sequences), initial=0)
-    return tuple(each for each, begun in zip(sequences, ends, strict=False) if begun < _MEASURED_ROWS)
+    return tuple(sequence for sequence, begun in zip(sequences, ends, strict=False) if begun < _MEASURED_ROWS)
 
 
 def _looks_at_inputs(planned: tuple[Planned, ...], codes: RememberedCodes) -> bool:
     """Whether a method of a plan uses the inputs of a weight whose codes are not known."""
     history: History = ()
-    for each in sorted(planned, key=_place):
-        if each.scheme is not None:
-            history = (*history, (each.module, each.scheme))
-            if each.scheme.is_static or (_needs_input(each.scheme) and not codes.has(history)):
+    for weight_plan in sorted(planned, key=_place):
+        if weight_plan.scheme is not None:
+            history = (*history, (weight_plan.module, weight_plan.scheme))
+            if weight_plan.scheme.is_static or (_needs_input(weight_plan.scheme) and not codes.has(history)):
                 return True
     return False
 

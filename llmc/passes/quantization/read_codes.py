@@ -69,8 +69,8 @@ def _insert(graph: ModelGraph, readers: tuple[fx.Node, ...], stored: StoredWeigh
     like = unpacked.parts()
     weights = tuple(dict.fromkeys(call_arguments(reader)["weight"] for reader in readers))
     whole = graph.weights[weights[0].name]
-    made = {name: rows_of(whole, name, part.dtype) for name, part in like.items()}
-    recipes = {name: recipe for name, recipe in made.items() if recipe is not None}
+    by_part = {name: rows_of(whole, name, part.dtype) for name, part in like.items()}
+    recipes = {name: recipe for name, recipe in by_part.items() if recipe is not None}
     insert_recipes(graph, weights, readers, recipes, like, stored.format)
 
 
@@ -118,7 +118,7 @@ def _change_input(
     be merged."""
     x = call_arguments(product)["x"]
     scale = source.input_scale(stored.name)
-    marks = b"".join(b"" if each is None else each.numpy().tobytes() for each in (order, scale))
+    marks = b"".join(b"" if tensor is None else tensor.numpy().tobytes() for tensor in (order, scale))
     key = (x, stored.activation, stored.token_group, marks)
     if key not in inputs:
         changed = x

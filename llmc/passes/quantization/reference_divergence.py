@@ -26,8 +26,10 @@ class Reference:
         """The mean over tokens of KL(reference ‖ graph), in nats. is_rough: of every second sequence."""
         chosen = range(0, len(self._sequences), 2 if is_rough else 1)
         plain, other = self._plain, _outputs(graph, self._source, [self._sequences[i] for i in chosen])
-        found = parallel_map(lambda i: divergences(log_probabilities(plain(chosen[i])), other(i)), range(len(chosen)))
-        return sum(float(each.double().sum()) for each in found) / sum(map(len, found))
+        per_sequence = parallel_map(
+            lambda i: divergences(log_probabilities(plain(chosen[i])), other(i)), range(len(chosen))
+        )
+        return sum(float(rows.double().sum()) for rows in per_sequence) / sum(map(len, per_sequence))
 
     @cached_property
     def _plain(self) -> Callable[[int], Tensor]:
@@ -43,7 +45,7 @@ def divergences(log_p: Tensor, logits: Tensor) -> Tensor:
     """KL(p ‖ softmax of the logits) of each row, in nats: [rows]."""
     rows = max(1, _LOGITS // logits.shape[1])
     parts = zip(log_p.split(rows), logits.split(rows), strict=True)
-    return torch.cat([(p.exp() * (p - log_probabilities(some))).sum(-1) for p, some in parts])
+    return torch.cat([(p.exp() * (p - log_probabilities(other))).sum(-1) for p, other in parts])
 
 
 def _outputs(graph: ModelGraph, source: WeightSource, sequences: Sequence[Tensor]) -> Callable[[int], Tensor]:

@@ -27,8 +27,8 @@ class RememberedCodes:
 
     def of(self, history: History, rounded: Callable[[], Rounded]) -> Rounded:
         """The codes of the last module in a history; `rounded` computes those that are not known."""
-        found = self._known(history)
-        self._now[history] = rounded() if found is None else found
+        known = self._known(history)
+        self._now[history] = rounded() if known is None else known
         return self._now[history]
 
     def has(self, history: History) -> bool:
@@ -36,7 +36,7 @@ class RememberedCodes:
         return self._known(history) is not None
 
     def _known(self, history: History) -> Rounded | None:
-        return next((each[history] for each in (self._last, self._best) if history in each), None)
+        return next((codes[history] for codes in (self._last, self._best) if history in codes), None)
 
     def end_plan(self, divergence: float) -> None:
         """Record the measured divergence of the plan whose codes were requested since the last call."""

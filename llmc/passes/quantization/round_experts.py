@@ -32,10 +32,10 @@ def expert_rows(stream: Stream, product: fx.Node, rows: int) -> Iterator[ExpertR
     values."""
     arguments = call_arguments(product)
     xs, indexes = (list(stream.parts(arguments[name])) for name in ("x", "index"))
-    each = rows // arguments["experts"]
+    per_expert = rows // arguments["experts"]
     for expert in range(arguments["experts"]):
         sent = [_sent(x, index == expert) for x, index in zip(xs, indexes, strict=True)]
-        yield ExpertRows(expert * each, (expert + 1) * each, torch.cat(sent))
+        yield ExpertRows(expert * per_expert, (expert + 1) * per_expert, torch.cat(sent))
 
 
 def _sent(x: Tensor, chosen: Tensor) -> Tensor:
@@ -65,5 +65,5 @@ def round_experts(
 def _unseen(unseen: int, experts: int) -> str | None:
     if unseen == 0:
         return None
-    which = "1 expert" if unseen == 1 else f"{unseen} experts"
-    return f"{which} of {experts} saw no calibration token: rounded to the nearest"
+    count = "1 expert" if unseen == 1 else f"{unseen} experts"
+    return f"{count} of {experts} saw no calibration token: rounded to the nearest"

@@ -44,14 +44,14 @@ class RoundedWeight:
         return self._with({name: part[span] for name, part in self.parts().items()})
 
     def in_file(self) -> "RoundedWeight":
-        """The same, not in memory."""
+        """This weight with its parts in files of the cache directory instead of memory."""
         return self._with({name: file_backed(part) for name, part in self.parts().items()})
 
     def put(self, span: slice, other: "RoundedWeight") -> None:
         """Write other rows over some of these."""
-        given = other.parts()
+        parts = other.parts()
         for name, part in self.parts().items():
-            part[span] = given[name]
+            part[span] = parts[name]
 
     def _with(self, parts: dict[str, Tensor]) -> "RoundedWeight":
         """The same with these parts, of the same names."""
@@ -113,7 +113,7 @@ def fitted_parts(weight: Tensor, scheme: Scheme, importance: Tensor) -> dict[str
 
 
 def _joined(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    return {name: torch.cat([each[name] for each in parts]) for name in parts[0]}
+    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
 
 def _parts_of(weight: Tensor, scheme: Scheme, importance: Tensor | None) -> dict[str, Tensor]:
@@ -160,7 +160,7 @@ def rounding_error(weight: Tensor, rounded: RoundedWeight, scheme: Scheme) -> fl
 
 def relative_error(squares: Iterable[tuple[float, float]]) -> float:
     """Root mean square of the error over that of the exact values, from the sums of squares of each part."""
-    wrong, right = (sum(each) for each in zip(*squares, strict=True))
+    wrong, right = (sum(terms) for terms in zip(*squares, strict=True))
     return (wrong / right) ** 0.5 if right > 0 else 0.0
 
 

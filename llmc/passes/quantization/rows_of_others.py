@@ -14,13 +14,15 @@ _aten = torch.ops.aten
 
 
 def rows_of(recipe: Recipe, part: str, dtype: torch.dtype) -> Recipe | None:
-    """The same rows of a part, `codes` or `scales`, of each stored matrix; None if more is done than to put rows
-    together."""
+    """The recipe that takes the same rows from a part of each stored matrix. part: `codes` or `scales`.
+
+    None if the recipe does more than join rows.
+    """
     whole = transposed_experts(recipe)
     if whole is not None:
         return Stored(f"{whole.name}::{part}", dtype)
-    found = _rows_of(recipe, part, dtype)
-    return found[0] if found is not None and found[1] == 2 else None
+    result = _rows_of(recipe, part, dtype)
+    return result[0] if result is not None and result[1] == 2 else None
 
 
 def transposed_experts(recipe: Recipe) -> Stored | None:
@@ -47,12 +49,12 @@ def _rows_of(recipe: Any, part: str, dtype: torch.dtype) -> tuple[Recipe, int] |
         return None if inner is None or len(columns) != 1 else (Derived(recipe.target, (inner[0], (rows, -1))), 2)
     if recipe.target not in (_aten.stack.default, _aten.cat.default):
         return None
-    parts = [_rows_of(each, part, dtype) for each in recipe.args[0]]
-    known = [each for each in parts if each is not None]
+    parts = [_rows_of(operand, part, dtype) for operand in recipe.args[0]]
+    known = [operand for operand in parts if operand is not None]
     if len(known) != len(parts):
         return None
     axes = known[0][1] + (recipe.target is _aten.stack.default)
     axis = recipe.args[1] if len(recipe.args) > 1 else 0
     if axis % axes == axes - 1:
         return None
-    return Derived(recipe.target, (tuple(each for each, _ in known), axis)), axes
+    return Derived(recipe.target, (tuple(operand for operand, _ in known), axis)), axes

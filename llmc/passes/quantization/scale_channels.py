@@ -73,14 +73,14 @@ def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog, data: ModelDa
     if not folds:
         return
     stream = Stream(graph, data.source, calibration_sequences(graph, options, data))
-    found: list[tuple[Group, Fold, Tensor]] = []
+    folded: list[tuple[Group, Fold, Tensor]] = []
     at = {group.products[0]: group for group in groups if group.products[0] in folds}
     for node in data.told("scale", stream.stops(list(at)), len(at)):
         with log.refusing():
-            found.append((at[node], folds[node], _scales(at[node], folds[node], stream)))
-    quantized = {weight for each in planned if each.scheme is not None for weight in each.weights}
+            folded.append((at[node], folds[node], _scales(at[node], folds[node], stream)))
+    quantized = {weight for weight_plan in planned if weight_plan.scheme is not None for weight in weight_plan.weights}
     # Only now, since the stream ran on unscaled weights.
-    for group, fold, scales in found:
+    for group, fold, scales in folded:
         log.step(f"{group.x.name} for {', '.join(p.module for p in group.plans)}", fold.maker, *group.products)
         _apply(graph, group, fold, scales, quantized)
 
@@ -101,10 +101,10 @@ def _is_experts(planned: Planned) -> bool:
 
 def _groups(planned: list[Planned]) -> list[Group]:
     readers: dict[fx.Node, list[tuple[fx.Node, Planned]]] = {}
-    for each in planned:
-        for product in each.products:
-            readers.setdefault(call_arguments(product)["x"], []).append((product, each))
-    return [Group(x, tuple(n for n, _ in found), tuple(p for _, p in found)) for x, found in readers.items()]
+    for weight_plan in planned:
+        for product in weight_plan.products:
+            readers.setdefault(call_arguments(product)["x"], []).append((product, weight_plan))
+    return [Group(x, tuple(n for n, _ in members), tuple(p for _, p in members)) for x, members in readers.items()]
 
 
 def _fold(graph: ModelGraph, group: Group) -> Fold:
@@ -114,17 +114,17 @@ def _fold(graph: ModelGraph, group: Group) -> Fold:
     others = [user.name for user in group.x.users if user not in group.products]
     if others:
         raise Refused(f"{group.x.name} is also read by {', '.join(others)}, which is not scaled", group.x)
-    for each in group.plans:
-        if len(each.readers) > 1:
-            raise Refused(f"{each.module} is also read by {each.readers[1].name}", group.x)
-    found = _maker(group.x)
-    for name in found.names:
-        weight = call_arguments(found.maker)[name]
+    for weight_plan in group.plans:
+        if len(weight_plan.readers) > 1:
+            raise Refused(f"{weight_plan.module} is also read by {weight_plan.readers[1].name}", group.x)
+    fold = _maker(group.x)
+    for name in fold.names:
+        weight = call_arguments(fold.maker)[name]
         if weight.name not in graph.weights:
-            raise Refused(f"{name} of {found.maker.name} is {weight.name}, which is computed in the step", found.maker)
+            raise Refused(f"{name} of {fold.maker.name} is {weight.name}, which is computed in the step", fold.maker)
         if len(weight.users) > 1:
-            raise Refused(f"{weight.name} is used by {len(weight.users)} nodes", found.maker)
-    return found
+            raise Refused(f"{weight.name} is used by {len(weight.users)} nodes", fold.maker)
+    return fold
 
 
 def _maker(x: fx.Node) -> Fold:
@@ -180,8 +180,8 @@ def _same(scales: Tensor) -> Tensor:
 
 
 def _scales(group: Group, fold: Fold, stream: Stream) -> Tensor:
-    schemes: list[Scheme] = [each.scheme for each in group.plans if each.scheme is not None]
-    weights = [stream.weight(each.weights[0]) for each in group.plans]
+    schemes: list[Scheme] = [weight_plan.scheme for weight_plan in group.plans if weight_plan.scheme is not None]
+    weights = [stream.weight(weight_plan.weights[0]) for weight_plan in group.plans]
     if schemes[0].method == "smoothquant":
         return smoothing_scales(list(stream.parts(group.x)), weights, schemes[0].alpha, fold.tie)
     scales, share = awq_scales(stream.rows(group.x, _SEARCHED_ROWS), weights, schemes, fold.tie)
@@ -191,8 +191,8 @@ def _scales(group: Group, fold: Fold, stream: Stream) -> Tensor:
 
 
 def _apply(graph: ModelGraph, group: Group, fold: Fold, scales: Tensor, quantized: set[fx.Node]) -> None:
-    for each in group.plans:
-        _scale(graph, each.weights[0], scales, keeps_dtype=False)
+    for weight_plan in group.plans:
+        _scale(graph, weight_plan.weights[0], scales, keeps_dtype=False)
     inverse = 1.0 / fold.reduce(scales)
     for name in fold.names:
         weight = call_arguments(fold.maker)[name]

@@ -59,9 +59,9 @@ class Change(Generic[S]):
         """The squared change of a weight's products, estimated from some of its rows."""
         if scheme is None:
             return 0.0
-        some = weight[:: -(-len(weight) // _ROWS)]
-        total = float((self.value(some, scheme, importance) - some).float().square_().mul_(importance).sum())
-        return max(total * len(weight) / len(some), 1e-30)
+        sample = weight[:: -(-len(weight) // _ROWS)]
+        total = float((self.value(sample, scheme, importance) - sample).float().square_().mul_(importance).sum())
+        return max(total * len(weight) / len(sample), 1e-30)
 
 
 def ladders(
@@ -77,7 +77,7 @@ def ladders(
         return []
     sequences = measured_on(sequences, len(units))
     stream = Stream(graph, data.source, sequences)
-    unit_of = {reader: i for i, unit in enumerate(units) for each in unit for reader in each.readers}
+    unit_of = {reader: i for i, unit in enumerate(units) for member in unit for reader in member.readers}
     branches: dict[int, int] = {}
     errors: dict[int, list[float]] = {}
     heads = graph.graph.find_nodes(op="call_function", target=torch.ops.llmc.lm_head.default)
@@ -88,17 +88,19 @@ def ladders(
         if index not in branches:
             data.progress("sensitivity", len(branches), len(units))
             branches[index] = stream.branch()
-        each = next(each for each in units[index] if node in each.readers)
+        plan = next(member for member in units[index] if node in member.readers)
         weight = call_arguments(node)["weight"]
         values, schemes = stream.weight(weight), schemes_of[index]
-        importance = stream.mean_squares(call_arguments(node)["x"]) if node in each.products else None
+        importance = stream.mean_squares(call_arguments(node)["x"]) if node in plan.products else None
         tried = schemes[change.tried]
         assert tried is not None
         with one_thread():
             stream.replace_weight(branches[index], weight, change.value(values, tried, importance).to(values.dtype))
-        if node is each.products[0] and importance is not None:
-            found = parallel_map(partial(change.error, values, importance=importance), schemes)
-            errors[index] = [a + b for a, b in zip(errors.get(index, [0.0] * len(found)), found, strict=True)]
+        if node is plan.products[0] and importance is not None:
+            scheme_errors = parallel_map(partial(change.error, values, importance=importance), schemes)
+            errors[index] = [
+                a + b for a, b in zip(errors.get(index, [0.0] * len(scheme_errors)), scheme_errors, strict=True)
+            ]
     for head in heads:
         stream.thin(call_arguments(head)["x"], _EVERY)
     divergences = _divergences(stream, len(sequences), len(branches))
@@ -107,7 +109,7 @@ def ladders(
         [
             Rung(
                 scheme,
-                sum(change.cost(each, scheme) for each in unit),
+                sum(change.cost(member, scheme) for member in unit),
                 divergences[branches[i] - 1] * error / errors[i][change.tried],
             )
             for scheme, error in zip(schemes_of[i], errors[i], strict=True)
@@ -130,21 +132,21 @@ def _divergences(stream: Stream, sequences: int, branches: int) -> list[float]:
     def divergence(index: int) -> float:
         return float(divergences(plain[index % sequences], output(index)).mean())
 
-    found = parallel_map(divergence, range(sequences, sequences * (branches + 1)))
-    return [max(sum(found[i : i + sequences]) / sequences, 0.0) for i in range(0, len(found), sequences)]
+    per_sequence = parallel_map(divergence, range(sequences, sequences * (branches + 1)))
+    return [max(sum(per_sequence[i : i + sequences]) / sequences, 0.0) for i in range(0, len(per_sequence), sequences)]
 
 
 def units_of(planned: Sequence[PlannedWeight[S]]) -> list[list[PlannedWeight[S]]]:
     """Weights that only products of the same input read, together."""
     units: dict[fx.Node, list[PlannedWeight[S]]] = {}
-    for each in planned:
-        units.setdefault(call_arguments(each.products[0])["x"], []).append(each)
+    for plan in planned:
+        units.setdefault(call_arguments(plan.products[0])["x"], []).append(plan)
     return list(units.values())
 
 
 def by_module(units: Sequence[Sequence[PlannedWeight[Any]]], schemes: Sequence[Choice]) -> dict[str, Choice]:
     """The choice of each weight, from the choice of each unit."""
-    return {each.module: scheme for unit, scheme in zip(units, schemes, strict=True) for each in unit}
+    return {plan.module: scheme for unit, scheme in zip(units, schemes, strict=True) for plan in unit}
 
 
 def unit_schemes(unit: Sequence[Planned], budget: Budget) -> list[Scheme | None]:
@@ -161,8 +163,8 @@ def unit_schemes(unit: Sequence[Planned], budget: Budget) -> list[Scheme | None]
     fitting += [scheme for scheme in budget.blocked if scheme.run_of(columns) is not None]
     fitting.sort(key=lambda scheme: scheme.bits(columns))
     if not fitting:
-        for each in unit:
-            fitted(each, finer[0])
+        for plan in unit:
+            fitted(plan, finer[0])
     return [*fitting, eight, None]
 
 

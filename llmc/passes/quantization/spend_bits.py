@@ -35,12 +35,12 @@ def spend(ladders: Sequence[Sequence[Rung[S]]], bits: float) -> list[int]:
     least = np.zeros(_BUDGET_PARTS + 1)
     rungs: list[npt.NDArray[np.int64]] = []
     for ladder in ladders:
-        found = np.full((len(ladder), _BUDGET_PARTS + 1), np.inf)
-        for row, cost, rung in zip(found, _costs(ladder, part), ladder, strict=True):
+        table = np.full((len(ladder), _BUDGET_PARTS + 1), np.inf)
+        for row, cost, rung in zip(table, _costs(ladder, part), ladder, strict=True):
             if cost <= _BUDGET_PARTS:
                 row[cost:] = least[: _BUDGET_PARTS + 1 - cost] + rung.divergence
-        rungs.append(found.argmin(0))
-        least = found.min(0)
+        rungs.append(table.argmin(0))
+        least = table.min(0)
     chosen: list[int] = []
     parts = _BUDGET_PARTS
     for ladder, of_ladder in zip(reversed(ladders), reversed(rungs), strict=True):

@@ -34,9 +34,9 @@ def stored_or_asked(
     if isinstance(recipe, Stored):
         stored = _stored(source, recipe.name)
     elif whole is not None:
-        found = _stored(source, whole.name)
-        is_whole = not isinstance(found, StoredWeight) or found.shape == tuple(node.meta["val"].shape)
-        stored = found if is_whole else None
+        answer = _stored(source, whole.name)
+        is_whole = not isinstance(answer, StoredWeight) or answer.shape == tuple(node.meta["val"].shape)
+        stored = answer if is_whole else None
     elif rows_of(recipe, "codes", torch.int8) is not None:
         stored = _of_all(source, stored_names(recipe), node.meta["val"].shape)
     if stored is None:
@@ -51,8 +51,8 @@ def _stored(source: CodeSource, name: str) -> StoredWeight | RoundedAgain | None
 def _of_all(source: CodeSource, names: Sequence[str], shape: Sequence[int]) -> StoredWeight | RoundedAgain | None:
     """The stored weight of a matrix made of several weights' rows, under the name of the first; None if they are not
     stored alike."""
-    each = [_stored(source, name) for name in names]
-    first = each[0]
+    parts = [_stored(source, name) for name in names]
+    first = parts[0]
     rows, columns = map(int, shape)
     if isinstance(first, RoundedAgain):
         return first if source.are_alike(names) else None

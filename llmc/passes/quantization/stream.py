@@ -118,9 +118,9 @@ class Stream:
 
         @torch.inference_mode()
         def output(index: int) -> Tensor:
-            (found,) = self._computed(run, [result], index)
-            assert isinstance(found, Tensor)
-            return found
+            (tensor,) = self._computed(run, [result], index)
+            assert isinstance(tensor, Tensor)
+            return tensor
 
         return output
 
@@ -135,11 +135,11 @@ class Stream:
         run = self._run_to(wanted)
         self._done.update(run.nodes)
         kept = [node for node in run.nodes if self._is_needed(node) or (is_kept and node in wanted)]
-        found = parallel_map(lambda index: self._computed(run, kept, index), range(self._count))
-        self._values.update({node: [values[i] for values in found] for i, node in enumerate(kept)})
-        for each in {n for node in run.nodes for n in node.all_input_nodes}:
-            if not self._is_needed(each):
-                self._values.pop(each, None)
+        computed = parallel_map(lambda index: self._computed(run, kept, index), range(self._count))
+        self._values.update({node: [values[i] for values in computed] for i, node in enumerate(kept)})
+        for operand in {n for node in run.nodes for n in node.all_input_nodes}:
+            if not self._is_needed(operand):
+                self._values.pop(operand, None)
 
     def _is_needed(self, node: fx.Node) -> bool:
         """Whether a node that is not computed yet reads it, or it is what the graph returns."""
@@ -159,23 +159,23 @@ class Stream:
 
     def _constants_of(self, node: fx.Node) -> dict[fx.Node, Any]:
         def value(constant: fx.Node) -> Any:
-            found = weight_value(constant, self._graph, self._source)
+            stored = weight_value(constant, self._graph, self._source)
             # Products multiply in fp32: convert the weight once, not for each sequence.
-            return found.float() if is_product(node) else found
+            return stored.float() if is_product(node) else stored
 
         constants = [n for n in node.all_input_nodes if self._is_constant(n)]
         return dict(zip(constants, parallel_map(value, constants), strict=True))
 
     def _computed(self, run: _Run, kept: Sequence[fx.Node], index: int) -> list[Any]:
         """Values of some nodes of a run for one sequence of one branch."""
-        found: dict[fx.Node, Any] = {}
+        computed: dict[fx.Node, Any] = {}
         for node in run.nodes:
             inputs = dict(run.constants[node])
-            for each in node.all_input_nodes:
-                if each not in inputs:
-                    inputs[each] = found[each] if each in found else self._values[each][index]
-            found[node] = self._call(node, inputs, index)
-        return [found[node] if node in found else self._values[node][index] for node in kept]
+            for operand in node.all_input_nodes:
+                if operand not in inputs:
+                    inputs[operand] = computed[operand] if operand in computed else self._values[operand][index]
+            computed[node] = self._call(node, inputs, index)
+        return [computed[node] if node in computed else self._values[node][index] for node in kept]
 
     def _call(self, node: fx.Node, inputs: dict[fx.Node, Any], index: int) -> Any:
         """node's value for one sequence of one branch."""

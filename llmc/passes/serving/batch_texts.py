@@ -30,8 +30,8 @@ def _run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
     starts = step_input(graph, "query_starts")
     for node in graph.graph.find_nodes(op="call_function", target=_llmc.bidirectional_attention.default):
         log.step(f"keep the texts of {node.name} apart", node)
-        given = call_arguments(node)
-        q, k, v, *others = (given[name] for name in ("q", "k", "v", "scale", "window", "softcap"))
+        arguments = call_arguments(node)
+        q, k, v, *others = (arguments[name] for name in ("q", "k", "v", "scale", "window", "softcap"))
         substitute(graph.graph, node, Call(_llmc.ragged_attention.default, (q, k, v, starts, *others)))
     for node in graph.graph.find_nodes(op="call_function", target=_llmc.segments.default):
         log.step(f"keep the pairs of {node.name} apart", node)

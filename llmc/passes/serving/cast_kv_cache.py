@@ -28,7 +28,7 @@ def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
         log.step(f"{pair[0].name} + {pair[1].name} to {options.kv_dtype}", *pair)
         for node in pair:
             node.meta["val"] = node.meta["val"].new_empty(node.meta["val"].shape, dtype=dtype)
-        graph.caches = tuple(replace(each, dtype=dtype) if each is spec else each for each in graph.caches)
+        graph.caches = tuple(replace(cache, dtype=dtype) if cache is spec else cache for cache in graph.caches)
 
 
 cast_kv_cache = GraphPass("cast_kv_cache", run, Numerics.LOSSY, Stage.SERVING)

@@ -50,8 +50,8 @@ def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
     if step_input(graph, "slot_mapping") is None:
         log.step("declare the inputs of a serving step", *graph.inputs())
         attentions = graph.graph.find_nodes(op="call_function", target=torch.ops.llmc.attention.default)
-        found = (_policy(graph, node, options) for node in attentions)
-        kept = [policy for policy in found if policy != EVERYTHING]
+        policies = (_policy(graph, node, options) for node in attentions)
+        kept = [policy for policy in policies if policy != EVERYTHING]
         kept += [policy.queries for policy in kept if policy.queries is not None]
         graph.policies = tuple(dict.fromkeys(kept))
         _declare_step_inputs(graph)

@@ -119,8 +119,8 @@ def _move_above(graph: ModelGraph, producer: fx.Node, selections: dict[fx.Node, 
         args, kwargs = fx.map_arg((op.args, op.kwargs), lambda n: chosen.get(n, n))
         narrow = graph.graph.create_node("call_function", op.target, args, kwargs)
         for result in results:
-            taken = narrow if result is op else graph.graph.call_function(getitem, (narrow, result.args[1]))
-            selections[result].replace_all_uses_with(taken)
+            selected = narrow if result is op else graph.graph.call_function(getitem, (narrow, result.args[1]))
+            selections[result].replace_all_uses_with(selected)
             graph.graph.erase_node(selections[result])
     for dead in dict.fromkeys((*op.users, op)):
         graph.graph.erase_node(dead)

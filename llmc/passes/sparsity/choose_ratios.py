@@ -44,15 +44,15 @@ def choose_ratios(
     change = Change(_pruned, _kept, tried=next(i for i, s in enumerate(schemes_of[0]) if s.ratio == budget.ratio))
     rungs = ladders(graph, units, schemes_of, change, sequences, data)
     candidates = {"the same for all": [budget.scheme(budget.ratio)] * len(units)}
-    kept = sum(_kept(each, budget.scheme(budget.ratio)) for each in planned)
+    kept = sum(_kept(plan, budget.scheme(budget.ratio)) for plan in planned)
     for distance in _DISTANCES:
         candidates[f"given out within {distance:g} of {budget.ratio:g}"] = _given_out(rungs, budget, distance, kept)
-    found = {
+    divergences = {
         name: measure(by_module(units, schemes))
         for name, schemes in data.told("candidates", candidates.items(), len(candidates))
     }
-    best = min(found, key=found.__getitem__)
-    why = f"{best}, KL {found[best]:.2e} on held-out text, the least of {len(found)}"
+    best = min(divergences, key=divergences.__getitem__)
+    why = f"{best}, KL {divergences[best]:.2e} on held-out text, the least of {len(divergences)}"
     return by_module(units, candidates[best]), _reasons(units, rungs, change.tried, why)
 
 
@@ -92,8 +92,8 @@ def _reasons(
     """Return the reason for each module's scheme. rungs: of each unit alone."""
     order = sorted(range(len(units)), key=lambda i: -rungs[i][tried].divergence)
     return {
-        each.module: f"KL {rungs[i][tried].divergence:.2e} at {_scheme(rungs[i][tried]).ratio:g}, "
+        plan.module: f"KL {rungs[i][tried].divergence:.2e} at {_scheme(rungs[i][tried]).ratio:g}, "
         f"number {rank + 1} of {len(order)} in sensitivity; as in {why}"
         for rank, i in enumerate(order)
-        for each in units[i]
+        for plan in units[i]
     }

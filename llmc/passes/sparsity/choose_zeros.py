@@ -56,7 +56,7 @@ def _largest_of_all(importance: Tensor, count: int) -> Tensor:
 
 def _place(numbers: Tensor, count: int) -> tuple[int, int]:
     """The count-th largest of some numbers of 16 bits, and how many of those that equal it are among the largest."""
-    found = torch.bincount(numbers, minlength=1 << _HALF)
-    least = found.flip(0).cumsum(0).flip(0)  # how many are as large or larger
+    counts = torch.bincount(numbers, minlength=1 << _HALF)
+    least = counts.flip(0).cumsum(0).flip(0)  # how many are as large or larger
     place = int((least >= count).nonzero().max())
-    return place, count - int(least[place] - found[place])
+    return place, count - int(least[place] - counts[place])

@@ -21,12 +21,12 @@ def plan_zeros(graph: ModelGraph, sparsity: Sparsity) -> tuple[PlannedZeros, ...
     looked up.
     """
     planned = tuple(
-        replace(each, scheme=None) if each.module == HEAD and not each.is_ruled else each
-        for each in plan_weights(graph, sparsity, "sparsity")
+        replace(weight, scheme=None) if weight.module == HEAD and not weight.is_ruled else weight
+        for weight in plan_weights(graph, sparsity, "sparsity")
     )
-    for each in planned:
-        _check_pattern(each)
-        _check_input(each)
+    for plan in planned:
+        _check_pattern(plan)
+        _check_input(plan)
     _check_ratios(planned)
     return planned
 
@@ -49,10 +49,10 @@ def _check_pattern(planned: PlannedZeros) -> None:
 
 def _check_ratios(planned: Sequence[PlannedZeros]) -> None:
     elements: dict[SparseScheme, tuple[int, str]] = {}
-    for each in planned:
-        if each.scheme is not None:
-            of_one = math.prod(each.shape) if each.scheme.method == "magnitude" else each.shape[1]
-            elements[each.scheme] = max(elements.get(each.scheme, (0, "")), (of_one, each.tensor))
+    for plan in planned:
+        if plan.scheme is not None:
+            of_one = math.prod(plan.shape) if plan.scheme.method == "magnitude" else plan.shape[1]
+            elements[plan.scheme] = max(elements.get(plan.scheme, (0, "")), (of_one, plan.tensor))
     for scheme, (count, tensor) in elements.items():
         if round(scheme.ratio * count) == 0:
             part = "" if scheme.method == "magnitude" else "a row of "

@@ -42,14 +42,14 @@ def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog, data: ModelDa
         products = [reader for reader in readers if is_product(reader)]
         if module in known or len(names) != 1 or not products:
             continue
-        some = _some_rows(data.source.load(names[0]))
-        if some.is_meta:
+        sample = _some_rows(data.source.load(names[0]))
+        if sample.is_meta:
             return  # The record of a model without weights.
-        if _zeros(some) == 1.0:
-            reason = f"{len(some)} rows of {names[0]} hold nothing but zeros: it stays as it is"
+        if _zeros(sample) == 1.0:
+            reason = f"{len(sample)} rows of {names[0]} hold nothing but zeros: it stays as it is"
             log.refuse(Refusal(reason, products[0]))
             continue
-        if _zeros(some) < LEAST_ZEROS:
+        if _zeros(sample) < LEAST_ZEROS:
             continue
         weight = evaluate(graph.weights[node.name], data.source)
         zeros, (rows, columns) = _zeros(weight), weight.shape

@@ -22,8 +22,8 @@ def sparsegpt(weight: Tensor, solver: Solver, scheme: SparseScheme) -> tuple[Ten
     values[:, solver.dead] = 0.0
     columns = values.shape[1]
     at_once = BLOCK if scheme.pattern is None else scheme.pattern[1]
-    found = torch.empty(columns, values.shape[0], dtype=weight.dtype)
-    kept = torch.empty(found.shape, dtype=torch.bool)
+    solved = torch.empty(columns, values.shape[0], dtype=weight.dtype)
+    kept = torch.empty(solved.shape, dtype=torch.bool)
 
     def pruned(k: int, column: Tensor, ahead: Ahead) -> Tensor:
         if k % at_once == 0:
@@ -31,8 +31,8 @@ def sparsegpt(weight: Tensor, solver: Solver, scheme: SparseScheme) -> tuple[Ten
             cost = ahead(end - k).square_().mul_(solver.pivots[k:end, None])
             kept[k:end] = kept_elements(cost.t().contiguous(), scheme, by_row=False).t()
         # Later columns also compensate for the rounding to the weight's dtype.
-        found[k] = column.masked_fill(~kept[k], 0.0)
-        return found[k].float()
+        solved[k] = column.masked_fill(~kept[k], 0.0)
+        return solved[k].float()
 
     sweep(values, solver, pruned)
-    return found.t().contiguous(), kept.t().contiguous()
+    return solved.t().contiguous(), kept.t().contiguous()

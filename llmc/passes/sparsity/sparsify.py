@@ -52,7 +52,7 @@ def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog, data: ModelDa
     if sparsity.is_none:
         return
     done = {weight.module for weight in graph.sparse}
-    planned = tuple(each for each in plan_zeros(graph, sparsity) if each.module not in done)
+    planned = tuple(weight for weight in plan_zeros(graph, sparsity) if weight.module not in done)
     if not planned and not done and graph.quantized:
         raise OptionError(
             f"{len(graph.quantized)} weights are stored as codes, and there is no other that can be made sparse",
@@ -69,19 +69,21 @@ def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog, data: ModelDa
             """Return the divergence of a copy of the graph from the reference when its weights get these schemes, by
             module."""
             trial = graph.copy()
-            chosen = with_schemes([each for each in plan_zeros(trial, sparsity) if each.module not in done], schemes)
+            chosen = with_schemes(
+                [weight for weight in plan_zeros(trial, sparsity) if weight.module not in done], schemes
+            )
             quiet = replace(data, progress=lambda *_: None)
             _Sparsifier(trial, None, quiet, Stream(trial, data.source, sequences), {}).run(chosen)
             return reference.divergence(trial)
 
-        free = [each for each in planned if is_free(each)]
+        free = [weight for weight in planned if is_free(weight)]
         schemes, reasons = choose_ratios(graph, free, sparsity.budget, sequences, data, divergence)
         planned = with_schemes(planned, schemes)
     elif sparsity.needs_calibration or options.calibration is not None:
         sequences = calibration_sequences(graph, options, data)
-    for each in planned:
-        for product in each.products if each.scheme is None else ():
-            log.refuse(Refusal(why_not(each, sparsity, "dense"), product, is_asked=True))
+    for plan in planned:
+        for product in plan.products if plan.scheme is None else ():
+            log.refuse(Refusal(why_not(plan, sparsity, "dense"), product, is_asked=True))
     for product in _products_of_codes(graph):
         log.refuse(Refusal("its weight is stored as codes, which stay as they are", product, is_asked=True))
     _Sparsifier(graph, log, data, Stream(graph, data.source, sequences) if sequences else None, reasons).run(planned)
@@ -114,14 +116,14 @@ class _Sparsifier:
 
     def run(self, planned: tuple[PlannedZeros, ...]) -> None:
         """Each weight when its first reader is reached, or the first that its method needs the input of."""
-        at = {_place(each, each.scheme): (each, each.scheme) for each in planned if each.scheme is not None}
+        at = {_place(weight, weight.scheme): (weight, weight.scheme) for weight in planned if weight.scheme is not None}
         stops: Iterator[fx.Node] = iter(at) if self._stream is None else self._stream.stops(list(at))
         for node in self._data.told("sparsify", stops, len(at)):
-            each, scheme = at[node]
+            plan, scheme = at[node]
             if self._log is not None:
-                why = f" ({self._reasons[each.module]})" if each.module in self._reasons else ""
-                self._log.step(f"{each.module} to {scheme.name}{why}", *each.readers)
-            self._sparsify(each, scheme, self._input(each, node))
+                why = f" ({self._reasons[plan.module]})" if plan.module in self._reasons else ""
+                self._log.step(f"{plan.module} to {scheme.name}{why}", *plan.readers)
+            self._sparsify(plan, scheme, self._input(plan, node))
 
     def _input(self, planned: PlannedZeros, node: fx.Node) -> fx.Node | None:
         """The stream's input of the product with the weight."""

@@ -63,12 +63,12 @@ def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog, data: ModelDa
     """Store every weight that was noted, in the order in which the step reads them."""
     if not graph.sparse:
         return
-    found = _candidates(graph)
-    for each in data.told("store sparse", found, len(found)):
-        refusal = _refusal(graph, each) or _store(graph, each, log, data)
+    candidates = _candidates(graph)
+    for candidate in data.told("store sparse", candidates, len(candidates)):
+        refusal = _refusal(graph, candidate) or _store(graph, candidate, log, data)
         if refusal is not None:
             log.refuse(refusal)
-            _note(graph, each, reason=refusal.reason)
+            _note(graph, candidate, reason=refusal.reason)
 
 
 store_sparse = WeightPass(
@@ -81,18 +81,18 @@ store_sparse = WeightPass(
 
 def _candidates(graph: ModelGraph) -> Sequence[_Candidate]:
     by_tensor = {weight.tensor: weight for weight in graph.sparse}
-    found: dict[fx.Node, _Candidate] = {}
+    candidates: dict[fx.Node, _Candidate] = {}
     for node in graph.graph.nodes:
         record = record_of(node)
         weight = call_arguments(node)["weight"] if record is not None and "weight" in record.takes else None
-        if weight is None or weight in found:
+        if weight is None or weight in candidates:
             continue
         data = call_arguments(weight)["codes"] if weight.target is _DEQUANTIZE else weight
         if data.name in graph.weights:
             noted = tuple(by_tensor[name] for name in stored_names(graph.weights[data.name]) if name in by_tensor)
             if noted:
-                found[weight] = _Candidate(weight, data, noted)
-    return tuple(found.values())
+                candidates[weight] = _Candidate(weight, data, noted)
+    return tuple(candidates.values())
 
 
 def _refusal(graph: ModelGraph, candidate: _Candidate) -> Refusal | None:
@@ -128,11 +128,11 @@ def _store(graph: ModelGraph, candidate: _Candidate, log: RewriteLog, data: Mode
     codes = candidate.codes
     with graph.graph.inserting_before(min(candidate.weight.users)):
         if codes is None:
-            made = graph.graph.call_function(_llmc.sparse_bitmask.default, (*parts, columns, value.dtype))
+            storage = graph.graph.call_function(_llmc.sparse_bitmask.default, (*parts, columns, value.dtype))
         else:
             arguments = (*parts, codes["scales"], columns, codes["format"], codes["dtype"])
-            made = graph.graph.create_node("call_function", _llmc.sparse_codes.default, arguments)
-    candidate.weight.replace_all_uses_with(made)
+            storage = graph.graph.create_node("call_function", _llmc.sparse_codes.default, arguments)
+    candidate.weight.replace_all_uses_with(storage)
     _note(graph, candidate, bits=stored, dense_bits=dense)
     return None
 

@@ -98,8 +98,8 @@ def _combine(graph: ModelGraph, combination: Combination, checkpoint: DraftCheck
             part = width // len(norms)
             cut = [call(_aten.slice.Tensor, (x, 1, i * part, (i + 1) * part)) for i in range(len(norms))]
             normed = [
-                call(_llmc.rms_norm.default, (each, norm, combination.eps))
-                for each, norm in zip(cut, norms, strict=True)
+                call(_llmc.rms_norm.default, (piece, norm, combination.eps))
+                for piece, norm in zip(cut, norms, strict=True)
             ]
             x = call(_aten.cat.default, (normed, 1))
         x = call(_llmc.linear.default, (x, fc, bias[0] if bias else None))

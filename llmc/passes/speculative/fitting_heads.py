@@ -42,10 +42,10 @@ def check_shapes(graph: ModelGraph, checkpoint: MedusaCheckpoint, projection: Pr
 
 
 def _check(checkpoint: MedusaCheckpoint, name: str, shape: tuple[int, ...], why: str) -> None:
-    found = checkpoint.source.shape(name)
-    if found != shape:
+    actual = checkpoint.source.shape(name)
+    if actual != shape:
         raise CheckpointError(
-            f"the heads' tensor {name!r} has shape {list(found)}, expected {list(shape)}: {why}",
+            f"the heads' tensor {name!r} has shape {list(actual)}, expected {list(shape)}: {why}",
             at=checkpoint.file,
             fix=f"give heads that were trained for this model, or train some: {_TRAIN}",
         )

@@ -62,14 +62,14 @@ def _insert_shared(graph: ModelGraph, checkpoint: MedusaCheckpoint, projection: 
     if projection.arrival is not None:
         x = _again(graph, projection.arrival, projection.hidden, x)
     logits = _again(graph, projection.product, call_arguments(projection.product)["x"], x)
-    found = _top_tokens(graph, _after(graph, projection, logits), None)
+    top = _top_tokens(graph, _after(graph, projection, logits), None)
     # The first of each row's are those of the logits.
-    ids, logprobs = (graph.graph.call_function(_aten.slice.Tensor, (each, 1, 1, 1 + len(rows))) for each in found)
+    ids, logprobs = (graph.graph.call_function(_aten.slice.Tensor, (tensor, 1, 1, 1 + len(rows))) for tensor in top)
     return ids, logprobs
 
 
 def _insert_own(graph: ModelGraph, checkpoint: MedusaCheckpoint, projection: Projection) -> tuple[fx.Node, fx.Node]:
-    found: list[fx.Node] = []
+    outputs: list[fx.Node] = []
     matrices: dict[str, fx.Node] = {}
     for index, head in enumerate(checkpoint.heads):
         assert head.output is not None
@@ -77,8 +77,8 @@ def _insert_own(graph: ModelGraph, checkpoint: MedusaCheckpoint, projection: Pro
             matrices[head.output] = _weight(graph, checkpoint, head.output, f"medusa_{index}_output", projection.hidden)
         x = _hidden(graph, checkpoint, index, projection.hidden)
         logits = graph.graph.call_function(_ops.lm_head.default, (x, matrices[head.output], None))
-        found.append(_after(graph, projection, logits, is_whole=True))
-    stacked = graph.graph.call_function(_aten.stack.default, (found, 1))
+        outputs.append(_after(graph, projection, logits, is_whole=True))
+    stacked = graph.graph.call_function(_aten.stack.default, (outputs, 1))
     token_map = None
     if checkpoint.token_map is not None:
         token_map = _weight(graph, checkpoint, checkpoint.token_map, "token_map", projection.hidden, torch.int32)
@@ -129,6 +129,6 @@ def _again(graph: ModelGraph, node: fx.Node, old: fx.Node, new: fx.Node) -> fx.N
 
 def _top_tokens(graph: ModelGraph, logits: fx.Node, token_map: fx.Node | None) -> tuple[fx.Node, fx.Node]:
     count = min(CANDIDATES, int(logits.meta["val"].shape[-1]))
-    found = graph.graph.call_function(_ops.top_tokens.default, (logits, count, token_map))
-    ids, logprobs = (graph.graph.call_function(getitem, (found, i)) for i in range(2))
+    top = graph.graph.call_function(_ops.top_tokens.default, (logits, count, token_map))
+    ids, logprobs = (graph.graph.call_function(getitem, (top, i)) for i in range(2))
     return ids, logprobs

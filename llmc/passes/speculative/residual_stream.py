@@ -68,12 +68,12 @@ def _edges(graph: ModelGraph) -> nx.DiGraph:
 
 def _chain(start: fx.Node, above: dict[fx.Node, fx.Node]) -> list[fx.Node]:
     """The nodes on every path from a node to the logits, in order, without the node itself."""
-    found: list[fx.Node] = []
+    chain: list[fx.Node] = []
     node = start
     while node in above and above[node] is not node and above[node] is not None:
         node = above[node]
-        found.append(node)
-    return found
+        chain.append(node)
+    return chain
 
 
 def _state(graph: ModelGraph, chain: list[fx.Node], attention: fx.Node) -> fx.Node | Refusal:

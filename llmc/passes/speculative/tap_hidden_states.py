@@ -68,8 +68,8 @@ def _state(graph: ModelGraph, layer: int, log: RewriteLog) -> fx.Node:
             at=graph.info.name,
             fix=f"count layers from 0; {len(states) - 1} is the state after the last one",
         )
-    found = states[layer]
-    if isinstance(found, Refusal):
-        log.refuse(found)
-        raise PassError(found.reason, at=found.node.name, fix="tap another layer, or build without speculative")
-    return found
+    state = states[layer]
+    if isinstance(state, Refusal):
+        log.refuse(state)
+        raise PassError(state.reason, at=state.node.name, fix="tap another layer, or build without speculative")
+    return state

@@ -73,11 +73,11 @@ def _source_words(
         detail = f"{int(addresses[odd][0]):#x} is not a multiple of {nbytes}"
         team.tell(Check.ALIGNMENT, detail, lanes[odd], operands.instruction)
     for length in map(int, np.unique(sizes[sizes > 0])):
-        same = np.flatnonzero(sizes == length)
+        alike = np.flatnonzero(sizes == length)
         # The largest words that such a size is a multiple of.
         word = length & -length
-        parts = (addresses[same][:, None] + np.arange(0, length, word)).reshape(-1)
-        owners = np.repeat(lanes[same], length // word)
-        found = read_global(team, operands, parts, word, owners.__getitem__)
-        octets[same, :length] = found.view(U8).reshape(-1, length)
+        parts = (addresses[alike][:, None] + np.arange(0, length, word)).reshape(-1)
+        owners = np.repeat(lanes[alike], length // word)
+        values = read_global(team, operands, parts, word, owners.__getitem__)
+        octets[alike, :length] = values.view(U8).reshape(-1, length)
     return octets.view(WORDS[nbytes])[:, 0]

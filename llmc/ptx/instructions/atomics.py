@@ -68,8 +68,8 @@ def build_atomic(operands: Operands, modifiers: Modifiers) -> Action:
             chosen = np.arange(len(lanes))[places]
             _check(team, buffer, lanes[chosen], index, nbytes, operands)
             if buffer.is_writable:
-                given = values[chosen], None if others is None else others[chosen]
-                before[chosen] = _apply(buffer.words(nbytes).view(dtype), index, operation, *given)
+                selected = values[chosen], None if others is None else others[chosen]
+                before[chosen] = _apply(buffer.words(nbytes).view(dtype), index, operation, *selected)
         if write is not None:
             write(team, team.placed(before, mask), mask)
 

@@ -37,10 +37,10 @@ def _funnel(modifiers: Modifiers) -> Elementwise:
 
     def function(low: Values, high: Values, count: Values) -> Values:
         count = np.minimum(count, np.uint32(32)) if clamps else count & np.uint32(31)
-        both = high.astype(U64) << np.uint64(32) | low.astype(U64)
-        moved: Values = both >> count.astype(U64)
+        joined = high.astype(U64) << np.uint64(32) | low.astype(U64)
+        moved: Values = joined >> count.astype(U64)
         if direction == "l":
-            moved = both << count.astype(U64) >> np.uint64(32)
+            moved = joined << count.astype(U64) >> np.uint64(32)
         return moved.astype(U32)
 
     return Elementwise((U32, U32, U32), U32, function)
@@ -136,11 +136,11 @@ def _permute(modifiers: Modifiers) -> Elementwise:
         raise modifiers.refused("the machine knows no modes of it")
 
     def function(a: Values, b: Values, selector: Values) -> Values:
-        both = b.astype(U64) << np.uint64(32) | a.astype(U64)
+        joined = b.astype(U64) << np.uint64(32) | a.astype(U64)
         result = np.zeros(1, U32)
         for place in range(4):
             choice = selector >> np.uint32(4 * place) & np.uint32(15)
-            octet = (both >> ((choice & np.uint32(7)) << np.uint32(3)).astype(U64)).astype(U32) & np.uint32(255)
+            octet = (joined >> ((choice & np.uint32(7)) << np.uint32(3)).astype(U64)).astype(U32) & np.uint32(255)
             if (choice & np.uint32(8)).any():
                 sign = np.where(octet & np.uint32(128), np.uint32(255), np.uint32(0))
                 octet = np.where(choice & np.uint32(8), sign, octet)

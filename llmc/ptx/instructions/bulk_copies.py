@@ -55,10 +55,10 @@ def _finish(operands: Operands, modifiers: Modifiers, count: int) -> None:
 
 def _coordinates(operands: Operands, place: int, rank: int) -> tuple[Reader, list[Reader]]:
     """Readers of `[map, {coordinates}]`."""
-    given = operands.given[place]
-    if not isinstance(given, Address) or len(given.coordinates) != rank:
-        raise operands.refused(given)
-    return operands.address(place), [operands.reader_of(each, S32) for each in given.coordinates]
+    operand = operands.given[place]
+    if not isinstance(operand, Address) or len(operand.coordinates) != rank:
+        raise operands.refused(operand)
+    return operands.address(place), [operands.reader_of(coordinate, S32) for coordinate in operand.coordinates]
 
 
 def _load(operands: Operands, modifiers: Modifiers, rank: int) -> Action:
@@ -74,9 +74,9 @@ def _load(operands: Operands, modifiers: Modifiers, rank: int) -> Action:
                 continue
             octets = np.zeros((len(chunks), _CHUNK), U8)
             addresses, inside, nbytes = _elements(tensor, start)
-            found = read_global(team, operands, addresses[inside], nbytes, _always(lane))
+            values = read_global(team, operands, addresses[inside], nbytes, _always(lane))
             words = octets.view(WORDS[nbytes]).reshape(-1)
-            words[inside] = found
+            words[inside] = values
             team.shared.store(chunks, _CHUNK, octets.view(WORDS[_CHUNK])[:, 0])
             offset = int(barriers[number]) - SHARED_BASE
             team.mbarriers.copy(offset, np.array([lane]), chunks[None], _CHUNK, tensor.box_bytes, at)
@@ -127,11 +127,11 @@ def _map_of(team: Team, address: int, lane: int, operands: Operands) -> TensorMa
         return None
     parts = address + np.arange(0, NBYTES, 16)
     words = read_global(team, operands, parts, 16, _always(lane))
-    found = read_map(words.view(U8))
-    if isinstance(found, str):
-        _tell(team, found, lane, operands)
+    tensor_map = read_map(words.view(U8))
+    if isinstance(tensor_map, str):
+        _tell(team, tensor_map, lane, operands)
         return None
-    return found
+    return tensor_map
 
 
 def _always(lane: int) -> Callable[[Indices], Indices]:

@@ -66,14 +66,14 @@ def build_setp(operands: Operands, modifiers: Modifiers) -> Action:
         compare = _of_floats(name) if is_float else _ORDERED.get(name)
     if compare is None:
         raise modifiers.refused(f"the machine does not know .{name} of .{kind}")
-    found = compare
+    relation = compare
     if is_half:
         dtype = U16
     first, second = operands.reader(1, dtype), operands.reader(2, dtype)
     third = operands.reader(3, BOOL) if combine else None
     target = operands.given[0]
     results = (target.first, target.second) if isinstance(target, Pair) else (target, Sink())
-    write, write_opposite = (operands.writer_of(each, BOOL) for each in results)
+    write, write_opposite = (operands.writer_of(result, BOOL) for result in results)
     has_opposite = isinstance(target, Pair)
 
     def run(team: Team, mask: Mask) -> None:
@@ -82,7 +82,7 @@ def build_setp(operands: Operands, modifiers: Modifiers) -> Action:
             a, b = widened(a, kind), widened(b, kind)
         if flushes:
             a, b = flushed(a), flushed(b)
-        holds, opposite = found(a, b), None
+        holds, opposite = relation(a, b), None
         if has_opposite:
             opposite = ~holds
         if third is not None and combine is not None:

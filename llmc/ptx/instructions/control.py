@@ -49,12 +49,12 @@ def guarded_end(end: End, guard: Guard | None, place: int) -> End:
 
     def run(team: Team, strand: Strand) -> None:
         flags = read(team)
-        here = flags if strand.mask is None else strand.mask & flags
+        ending = flags if strand.mask is None else strand.mask & flags
         others = ~flags if strand.mask is None else strand.mask & ~flags
         if others.any():
-            team.schedule.go(place + 1, others if here.any() else strand.mask)
-        if here.any():
-            end(team, Strand(place, here if others.any() else strand.mask))
+            team.schedule.go(place + 1, others if ending.any() else strand.mask)
+        if ending.any():
+            end(team, Strand(place, ending if others.any() else strand.mask))
 
     return run
 
@@ -81,11 +81,11 @@ def build_branch(
     target = operands.given[0]
     if not isinstance(target, Symbol) or target.name not in labels:
         raise operands.refused(target)
-    there = labels[target.name]
+    destination = labels[target.name]
     if guard is None:
-        return lambda team, strand: team.schedule.go(there, strand.mask)
+        return lambda team, strand: team.schedule.go(destination, strand.mask)
     read = guard_values(guard)
-    return lambda team, strand: team.branch(strand, read(team), there, place + 1)
+    return lambda team, strand: team.branch(strand, read(team), destination, place + 1)
 
 
 def build_return(operands: Operands, modifiers: Modifiers) -> End:
@@ -105,8 +105,8 @@ def build_barrier(operands: Operands, modifiers: Modifiers, place: int) -> End:
     modifiers.finish()
     operands.count(1, 2)
     readers = [
-        operands.reader(i, S64) if isinstance(each, Immediate) else _number(operands, i)
-        for i, each in enumerate(operands.given)
+        operands.reader(i, S64) if isinstance(operand, Immediate) else _number(operands, i)
+        for i, operand in enumerate(operands.given)
     ]
     following = place + 1 if waits else None
     at = operands.instruction
@@ -138,8 +138,8 @@ def _alike(team: Team, numbers: Values, counts: Values | None, mask: Mask) -> li
         return [(int(numbers.flat[0]), None if counts is None else int(counts.flat[0]), mask)]
     named = np.broadcast_to(numbers, team.shape)
     wanted = np.broadcast_to(np.int64(-1) if counts is None else counts, team.shape)
-    found: list[tuple[int, int | None, Mask]] = []
+    groups: list[tuple[int, int | None, Mask]] = []
     for number, count in np.unique(np.stack([team.chosen(named, mask), team.chosen(wanted, mask)]), axis=1).T:
-        same = (named == number) & (wanted == count)
-        found.append((int(number), None if count < 0 else int(count), same if mask is None else same & mask))
-    return found
+        matching = (named == number) & (wanted == count)
+        groups.append((int(number), None if count < 0 else int(count), matching if mask is None else matching & mask))
+    return groups

@@ -80,10 +80,10 @@ def _to_whole(modifiers: Modifiers, target: str, source: str) -> Callable[[Value
         number = flushed(number) if flushes and number.dtype is F32 else number
         whole = rounding(number.astype(F64))
         is_nan = np.isnan(whole)
-        found = np.clip(np.where(is_nan, 0, whole), float(limits.min), most).astype(dtype)
+        clipped = np.clip(np.where(is_nan, 0, whole), float(limits.min), most).astype(dtype)
         if dtype.itemsize == 8:
-            found = np.where(whole >= float(limits.max), dtype.type(limits.max), found)
-        return np.where(is_nan, nan, found)
+            clipped = np.where(whole >= float(limits.max), dtype.type(limits.max), clipped)
+        return np.where(is_nan, nan, clipped)
 
     return convert
 

@@ -111,11 +111,11 @@ def _largest(of: Callable[..., Values], spread: Callable[..., Values], is_max: b
         merge = np.bitwise_and if is_max else np.bitwise_or
 
         def ordered(a: Values, b: Values) -> Values:
-            found = function(a, b)
-            if (found == 0).any():
+            extreme = function(a, b)
+            if (extreme == 0).any():
                 zeros = merge(a.view(unsigned), b.view(unsigned))
-                found = np.where(a == b, zeros, found.view(unsigned)).view(found.dtype)
-            return found
+                extreme = np.where(a == b, zeros, extreme.view(unsigned)).view(extreme.dtype)
+            return extreme
 
         return _float(modifiers, kind, 2, ordered)
 

@@ -50,7 +50,7 @@ def _of_bits(kind: str, count: int, function: Callable[..., Values]) -> Elementw
 def _through_f32(function: Callable[..., Values], count: int) -> Callable[[Modifiers, str], Elementwise]:
     def choose(modifiers: Modifiers, kind: str) -> Elementwise:
         modifiers.flag("rn")
-        return _of_bits(kind, count, lambda *bits: narrowed(function(*(widened(each, kind) for each in bits)), kind))
+        return _of_bits(kind, count, lambda *bits: narrowed(function(*(widened(bit, kind) for bit in bits)), kind))
 
     return choose
 
@@ -61,9 +61,9 @@ def _fused(modifiers: Modifiers, kind: str) -> Elementwise:
     rounded = bf16_of_sum if kind.startswith("bf16") else _f16_bits_of_sum
 
     def function(*bits: Values) -> Values:
-        a, b, c = (widened(each, kind).astype(F64) for each in bits)
-        found = rounded(a * b, c)
-        return np.where(found & _SIGN, np.uint16(0), found) if has_relu else found
+        a, b, c = (widened(bit, kind).astype(F64) for bit in bits)
+        result = rounded(a * b, c)
+        return np.where(result & _SIGN, np.uint16(0), result) if has_relu else result
 
     return _of_bits(kind, 3, function)
 

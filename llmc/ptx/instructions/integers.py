@@ -34,8 +34,8 @@ def simple(function: Callable[..., Values], count: int) -> Callable[[Modifiers, 
 def _by_halves(function: Callable[..., Values], part: DType, *values: Values) -> Values:
     """Apply a function to both halves of words; axes of length 1 stay."""
     halves = [np.ascontiguousarray(value).view(part).reshape(*value.shape, 2) for value in values]
-    found = np.ascontiguousarray(function(*halves))
-    words: Values = found.view(U32)[..., 0]
+    results = np.ascontiguousarray(function(*halves))
+    words: Values = results.view(U32)[..., 0]
     return words
 
 
@@ -64,8 +64,8 @@ def upper_product(a: Values, b: Values) -> Values:
     upper = x1 * y1 + (middle >> half) + (other >> half)
     if a.dtype is S64:
         upper = upper - np.where(a < 0, y, np.uint64(0)) - np.where(b < 0, x, np.uint64(0))
-    found: Values = upper.view(a.dtype)
-    return found
+    product: Values = upper.view(a.dtype)
+    return product
 
 
 def multiply_add(modifiers: Modifiers, kind: str) -> Elementwise:

@@ -42,10 +42,10 @@ def build_ld(operands: Operands, modifiers: Modifiers) -> Action:
     load = {"global": _global_loader, "local": _local_loader}.get(space, _shared_loader)(operands, nbytes)
 
     def run(team: Team, mask: Mask) -> None:
-        words, shape, taken = load(team, mask)
+        words, shape, loaded = load(team, mask)
         parts = _parted(words, plain, count)
         for write, part in zip(writers, parts, strict=True):
-            write(team, _spread(part, shape, taken), taken)
+            write(team, _spread(part, shape, loaded), loaded)
 
     return run
 
@@ -172,8 +172,8 @@ def _store_global(operands: Operands, address: Reader, readers: list[Reader], nb
 
 
 def _flat(value: Values, shape: tuple[int, ...], chosen: Mask) -> Values:
-    every = np.broadcast_to(value, shape)
-    return every.reshape(-1) if chosen is None else every[chosen]
+    spread = np.broadcast_to(value, shape)
+    return spread.reshape(-1) if chosen is None else spread[chosen]
 
 
 # ---- shared memory ---------------------------------------------------------------------------------------------------
@@ -184,13 +184,13 @@ def _shared_loader(operands: Operands, nbytes: int) -> _Loader:
     at = operands.instruction
 
     def load(team: Team, mask: Mask) -> _Loaded:
-        every = team.lanes(mask)
-        index, lanes, good = team.shared.locate(team.chosen(read(team), mask), every, nbytes, at)
+        asking = team.lanes(mask)
+        index, lanes, good = team.shared.locate(team.chosen(read(team), mask), asking, nbytes, at)
         team.shared.shadow.read(index, nbytes, lanes, at)
         words = team.shared.load(index, nbytes)
         if good is not None:
-            words, found = np.zeros(len(every), WORDS[nbytes]), words
-            words[good] = found
+            words, loaded = np.zeros(len(asking), WORDS[nbytes]), words
+            words[good] = loaded
         return words, team.shape, None if mask is None else whole(mask, team.shape)
 
     return load

@@ -19,8 +19,8 @@ _SHAPE = re.compile(r"m16n8k(\d+)")
 
 def _matrix_modifiers(operands: Operands, modifiers: Modifiers, vector: int) -> tuple[int, bool]:
     """Return the number of 8 × 8 matrices, and whether they are transposed."""
-    for each in ("sync", "aligned", "m8n8"):
-        modifiers.one_of(each)
+    for modifier in ("sync", "aligned", "m8n8"):
+        modifiers.one_of(modifier)
     count = int(modifiers.one_of("x1", "x2", "x4")[1:])
     is_transposed = modifiers.flag("trans")
     modifiers.one_of(*SHARED)
@@ -51,8 +51,8 @@ def build_ldmatrix(operands: Operands, modifiers: Modifiers) -> Action:
         team.shared.shadow.read(index, _ROW_BYTES, lanes, at, whole_warp=True)
         words = team.shared.load(index, _ROW_BYTES)
         if good is not None:
-            words, found = np.zeros(len(rows), words.dtype), words
-            words[good] = found
+            words, loaded = np.zeros(len(rows), words.dtype), words
+            words[good] = loaded
         halves = words.view(U16).reshape(-1, count, 8, 8)
         if is_transposed:
             halves = np.ascontiguousarray(halves.transpose(0, 1, 3, 2))
@@ -86,8 +86,8 @@ def build_stmatrix(operands: Operands, modifiers: Modifiers) -> Action:
 
 def build_mma(operands: Operands, modifiers: Modifiers) -> Action:
     """mma.sync of 16 rows and 8 columns."""
-    for each in ("sync", "aligned"):
-        modifiers.one_of(each)
+    for modifier in ("sync", "aligned"):
+        modifiers.one_of(modifier)
     shape = _SHAPE.fullmatch(modifiers.next())
     if shape is None:
         raise modifiers.refused("the machine supports only m16n8")

@@ -90,8 +90,8 @@ def named_offsets(team: Team, addresses: Values, mask: Mask, at: Instruction) ->
     places = np.arange(len(lanes)) if good is None else np.flatnonzero(good)
     offsets = index % team.shared.row_bytes
     for offset in np.unique(offsets):
-        same = offsets == offset
-        yield int(offset), places[same], lanes[same]
+        at_offset = offsets == offset
+        yield int(offset), places[at_offset], lanes[at_offset]
 
 
 def build_wait(operands: Operands, modifiers: Modifiers, place: int) -> End:

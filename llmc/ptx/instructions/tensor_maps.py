@@ -31,12 +31,12 @@ def build_tensormap(operands: Operands, modifiers: Modifiers) -> Action:
     operands.count(3 if has_dimension else 2)
     dimension = operands.number(1) if has_dimension else 0
     place = 2 if has_dimension else 1
-    given = operands.given[place]
+    operand = operands.given[place]
     value = operands.reader(place, dtype)
-    if field in _PLAIN_ONLY and (not isinstance(given, Immediate) or given.value):
+    if field in _PLAIN_ONLY and (not isinstance(operand, Immediate) or operand.value):
         raise modifiers.refused(f"the machine supports only {field} 0")
-    if isinstance(given, Immediate):
-        number = constant(given.value, dtype)
+    if isinstance(operand, Immediate):
+        number = constant(operand.value, dtype)
         value = lambda team: number  # noqa: E731
     address, at = operands.address(0), operands.instruction
 
@@ -55,8 +55,8 @@ def build_tensormap(operands: Operands, modifiers: Modifiers) -> Action:
 
 def _publish(operands: Operands, modifiers: Modifiers) -> Action:
     """tensormap.cp_fenceproxy: one map for each warp."""
-    for each in ("global", "shared::cta", "tensormap::generic", "release", "gpu", "sync", "aligned"):
-        modifiers.one_of(each)
+    for modifier in ("global", "shared::cta", "tensormap::generic", "release", "gpu", "sync", "aligned"):
+        modifiers.one_of(modifier)
     modifiers.finish()
     operands.count(3)
     if operands.number(2) != NBYTES:

@@ -41,14 +41,14 @@ def build_shfl(operands: Operands, modifiers: Modifiers) -> Action:
         sources, is_found = _sources(mode, *(_of_warps(read(team)) for read in (other, bounds)))
         warps = _by_warp(values, team)
         if has_constants:
-            taken = np.take(warps, sources.reshape(32), axis=2)
+            shuffled = np.take(warps, sources.reshape(32), axis=2)
         else:
             values, lanes = np.broadcast_arrays(warps, sources)
-            taken = np.take_along_axis(values, lanes, axis=2)
-        write(team, taken.reshape(len(taken), -1), mask)
+            shuffled = np.take_along_axis(values, lanes, axis=2)
+        write(team, shuffled.reshape(len(shuffled), -1), mask)
         if wants_found:
-            flags = np.broadcast_to(is_found, taken.shape)
-            write_found(team, flags.reshape(len(taken), -1), mask)
+            flags = np.broadcast_to(is_found, shuffled.shape)
+            write_found(team, flags.reshape(len(shuffled), -1), mask)
 
     return everyone_checked(run, operands, 4)
 
@@ -105,8 +105,8 @@ def build_redux(operands: Operands, modifiers: Modifiers) -> Action:
         warps = _by_warp(value(team), team)
         if mask is not None:
             warps = np.where(_by_warp(mask, team), warps, dtype.type(neutral[kind]))
-        found = reduce(warps, axis=2, dtype=dtype)
-        write(team, np.repeat(found, 32, axis=1), mask)
+        reduced = reduce(warps, axis=2, dtype=dtype)
+        write(team, np.repeat(reduced, 32, axis=1), mask)
 
     return everyone_checked(run, operands, 2)
 
@@ -145,10 +145,10 @@ def build_vote(operands: Operands, modifiers: Modifiers) -> Action:
         flags, runs = _by_warp(predicate(team), team), _by_warp(running, team)
         all_set, any_set = (flags | ~runs).all(axis=2), (flags & runs).any(axis=2)
         if mode == "ballot":
-            found = ((flags & runs) * (np.uint32(1) << _LANES.astype(U32))).sum(axis=2, dtype=U32)
+            votes = ((flags & runs) * (np.uint32(1) << _LANES.astype(U32))).sum(axis=2, dtype=U32)
         else:
-            found = {"all": all_set, "any": any_set, "uni": all_set | ~any_set}[mode]
-        write(team, np.repeat(found, 32, axis=1), mask)
+            votes = {"all": all_set, "any": any_set, "uni": all_set | ~any_set}[mode]
+        write(team, np.repeat(votes, 32, axis=1), mask)
 
     return everyone_checked(run, operands, 2)
 

@@ -28,8 +28,8 @@ _ROWS = 64
 def build_wgmma(operands: Operands, modifiers: Modifiers) -> Action:
     """wgmma.*"""
     verb = modifiers.next()
-    for each in ("sync", "aligned"):
-        modifiers.one_of(each)
+    for modifier in ("sync", "aligned"):
+        modifiers.one_of(modifier)
     if verb == "mma_async":
         return _mma_async(operands, modifiers)
     modifiers.finish()
@@ -72,8 +72,8 @@ class _Matrix:
         owners = np.repeat(leaders, offsets.size)
         index, _, good = team.shared.locate(addresses.reshape(-1), owners, CHUNK, operands.instruction)
         if good is not None:
-            index, found = owners // team.threads * team.shared.row_bytes, index
-            index[good] = found
+            index, inside = owners // team.threads * team.shared.row_bytes, index
+            index[good] = inside
         octets = team.shared.load(index, CHUNK)
         numbers = self.element.number(octets.view(self.element.bits).reshape(len(leaders), rows, columns))
         return (numbers.transpose(0, 2, 1) if self.is_transposed else numbers), index.reshape(len(leaders), -1)
@@ -124,8 +124,8 @@ def _mma_async(operands: Operands, modifiers: Modifiers) -> Action:
         before = before if keeps.all() else np.where(keeps[:, None, None], before, dtype.type(0))
         turned = second.transpose(0, 2, 1)
         total = sum_of_products(first, -turned if negates_b else turned, before, is_whole, saturates)
-        found = registers_c(total.reshape(-1, 16, columns))
-        for register, values in zip(sums, found, strict=True):
+        results = registers_c(total.reshape(-1, 16, columns))
+        for register, values in zip(sums, results, strict=True):
             team.write(register, team.placed(values.reshape(-1), mask), mask)
 
     return run
@@ -136,8 +136,8 @@ def _switches(operands: Operands, is_whole: bool) -> tuple[bool, bool, bool, boo
     any."""
     has_two = isinstance(operands.given[1], Register)
     operands.count(*((4,) if is_whole else (6, 8 if has_two else 7)))
-    given = [operands.number(place) for place in range(4, len(operands.given))]
-    negates = [sign == -1 for sign in given[:2]] or [False, False]
-    turns = [turn == 1 for turn in given[2:]]
+    flags = [operands.number(place) for place in range(4, len(operands.given))]
+    negates = [sign == -1 for sign in flags[:2]] or [False, False]
+    turns = [turn == 1 for turn in flags[2:]]
     turns = [False] * (2 - len(turns)) + turns
     return negates[0], negates[1], turns[0], turns[1]

@@ -30,10 +30,10 @@ def attentions(graph: ModelGraph) -> list[fx.Node]:
 
 def _readers(node: fx.Node) -> list[fx.Node]:
     """The users of a value, also of its views and casts."""
-    found: list[fx.Node] = []
+    readers: list[fx.Node] = []
     for user in node.users:
-        found += _readers(user) if user.target in DATA_MOVEMENT else [user]
-    return found
+        readers += _readers(user) if user.target in DATA_MOVEMENT else [user]
+    return readers
 
 
 def source(node: fx.Node) -> fx.Node:
@@ -45,7 +45,7 @@ def source(node: fx.Node) -> fx.Node:
 
 def _mean_squares(graph: ModelGraph, *, centered: bool) -> list[fx.Node]:
     """Means over the last axis of squares. centered: of a difference to a mean, as LayerNorm has it."""
-    found = []
+    matches = []
     for node in calls_to(graph, aten.mean.dim):
         square = source(node.all_input_nodes[0])
         operands = square.all_input_nodes
@@ -57,8 +57,8 @@ def _mean_squares(graph: ModelGraph, *, centered: bool) -> list[fx.Node]:
                 source(n).target is aten.mean.dim for n in base.all_input_nodes
             )
             if is_centered is centered:
-                found.append(node)
-    return found
+                matches.append(node)
+    return matches
 
 
 def rms_norms(graph: ModelGraph) -> list[fx.Node]:
@@ -76,14 +76,14 @@ def layer_norms(graph: ModelGraph) -> list[fx.Node]:
 def _weighted_outside(graph: ModelGraph, norm: object) -> list[fx.Node]:
     """Products of a norm that has no weight with one: half of the norm is fused."""
     weights = set(graph.weight_nodes())
-    found = []
+    matches = []
     for node in calls_to(graph, aten.mul.Tensor):
         operands = [source(a) for a in node.all_input_nodes]
         norms = [a for a in operands if a.target is norm]
         vectors = [a for a in operands if a in weights and a.meta["val"].dim() == 1]
         if norms and vectors and call_arguments(norms[0])["weight"] is None:
-            found.append(node)
-    return found
+            matches.append(node)
+    return matches
 
 
 def whole_norms(norm: object) -> Callable[[ModelGraph], int]:
@@ -100,13 +100,13 @@ def rotations(graph: ModelGraph) -> list[fx.Node]:
 
 
 def _angle_products(node: fx.Node) -> list[fx.Node]:
-    found: list[fx.Node] = []
+    products: list[fx.Node] = []
     for user in node.users:
         if user.target is aten.mul.Tensor and not is_scaling(user):
-            found.append(user)
+            products.append(user)
         elif user.target in DATA_MOVEMENT or user.target is aten.cat.default or is_scaling(user):
-            found += _angle_products(user)
-    return found
+            products += _angle_products(user)
+    return products
 
 
 def is_scaling(node: fx.Node) -> bool:
@@ -128,14 +128,14 @@ def _products_with_weights(graph: ModelGraph) -> list[tuple[fx.Node, fx.Node]]:
     """Return each product with its weight."""
     weights = set(graph.weight_nodes())
     products = [n for n in calls(graph) if n.target in _PRODUCTS]
-    found = ((n, next((s for a in n.all_input_nodes if (s := source(a)) in weights), None)) for n in products)
-    return [(n, weight) for n, weight in found if weight is not None]
+    weighted = ((n, next((s for a in n.all_input_nodes if (s := source(a)) in weights), None)) for n in products)
+    return [(n, weight) for n, weight in weighted if weight is not None]
 
 
 def gates(graph: ModelGraph) -> list[fx.Node]:
     """Products of an activation with another tensor of its shape."""
     products = [n for n in calls_to(graph, aten.mul.Tensor) if len(n.all_input_nodes) == 2]
-    return [n for n in products if any(_opens(*each) for each in (n.all_input_nodes, n.all_input_nodes[::-1]))]
+    return [n for n in products if any(_opens(*order) for order in (n.all_input_nodes, n.all_input_nodes[::-1]))]
 
 
 def _opens(factor: fx.Node, other: fx.Node) -> bool:

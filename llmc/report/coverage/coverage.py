@@ -43,9 +43,13 @@ class Coverage:
         return self.done + len(self.left)
 
     def __str__(self) -> str:
-        asked = len(self.left) - len(self.short)
+        requested = len(self.left) - len(self.short)
         refused = sum(bool(left.refusals) for left in self.short)
-        counts = ((asked, "left alone as requested"), (refused, "refused"), (len(self.short) - refused, "left over"))
+        counts = (
+            (requested, "left alone as requested"),
+            (refused, "refused"),
+            (len(self.short) - refused, "left over"),
+        )
         rest = "".join(f"; {count} {how}" for count, how in counts if count)
         return f"{self.done} of {self.total} {self.what} {self.verb}{rest}"
 
@@ -65,10 +69,10 @@ class Coverage:
 
 def check_complete(coverage: Sequence[Coverage]) -> None:
     """Raise PassError naming everything that was not reached, with the refusals: what the option strict asks for."""
-    short = [each for each in coverage if each.short]
+    short = [partial for partial in coverage if partial.short]
     if not short:
         return
-    summary = "; ".join(f"{each} ({'; '.join(each.reasons(each.short[0]))})" for each in short)
+    summary = "; ".join(f"{partial} ({'; '.join(partial.reasons(partial.short[0]))})" for partial in short)
     first = short[0].short[0]
     sources = (*(r.source for r in first.refusals), first.source)
     raise PassError(

@@ -91,5 +91,5 @@ def selected(graph: ModelGraph) -> int:
 
 
 def unselected(graph: ModelGraph) -> list[fx.Node]:
-    """The output, where it has more."""
+    """The output, if it has more rows than were requested."""
     return [] if has_selected_logits(graph) else [graph.logits()]

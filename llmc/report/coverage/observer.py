@@ -51,11 +51,11 @@ class CoverageObserver:
         nodes = rule.left(graph)
         refusals = [r for name in rule.passes for r in self._refusals.get(name, ())]
         known = {left.node: left.refusals for left in before if left.refusals}
-        found = [known.get(n.name) or tuple(r for r in refusals if r.node in _around(n, rule.reach)) for n in nodes]
+        causes = [known.get(n.name) or tuple(r for r in refusals if r.node in _around(n, rule.reach)) for n in nodes]
         # Later passes may have renamed what an earlier one left alone; graph order stays.
-        if len(before) == len(nodes) and not any(found):
-            found = [left.refusals for left in before]
-        left = tuple(_leftover(n, reasons) for n, reasons in zip(nodes, found, strict=True))
+        if len(before) == len(nodes) and not any(causes):
+            causes = [left.refusals for left in before]
+        left = tuple(_leftover(n, reasons) for n, reasons in zip(nodes, causes, strict=True))
         not_run = tuple(name for name in rule.passes if name not in self._refusals)
         return Coverage(rule.what, rule.verb, rule.passes, rule.number_done(graph), left, not_run)
 
@@ -74,7 +74,9 @@ def _around(node: fx.Node, reach: int) -> frozenset[str]:
     """The names of the nodes within that many uses of this one, in both directions; weights and inputs lead nowhere."""
     seen, border = {node}, [node]
     for _ in range(reach):
-        beside = {n for each in border for n in (*each.all_input_nodes, *each.users) if n.op == "call_function"} - seen
+        beside = {
+            n for member in border for n in (*member.all_input_nodes, *member.users) if n.op == "call_function"
+        } - seen
         seen |= beside
         border = list(beside)
     return frozenset(n.name for n in seen)

@@ -99,9 +99,9 @@ def _hand_written(launch: Launch) -> str | None:
     """The file of the kernel library that defines the launch's function; a macro may add the element types to it."""
     for count in range(len(launch.dtypes), -1, -1):
         name = function_name(launch.family, launch.dtypes[:count]).removeprefix("llmc_")
-        found = next((file for defined, file in _definitions() if f"{defined}_".startswith(f"{name}_")), None)
-        if found is not None:
-            return found
+        source = next((file for defined, file in _definitions() if f"{defined}_".startswith(f"{name}_")), None)
+        if source is not None:
+            return source
     return None
 
 

@@ -13,18 +13,18 @@ _NUMBER = re.compile(r"\d+")
 def memory_data(program: Program) -> dict[str, Any]:
     """{"weights": […], "caches": …, "buffers": […], "arena", "unplanned"}: bytes, or affine in T and L."""
     limits = program.limits
-    each, longest = program.token_bytes(), limits.blocks_for(limits.max_model_len)
+    bytes_per_token, longest = program.token_bytes(), limits.blocks_for(limits.max_model_len)
     kept = ((longest, None), *((policy.sequence_blocks(limits, 1), str(policy)) for policy in program.policies))
     return {
         "weights": _weights(program),
         "cache": {
             "layers": len(program.caches),
             "kinds": [{**to_json(cache), "layers": count} for cache, count in Counter(program.caches).items()],
-            "token_bytes": sum(each),
+            "token_bytes": sum(bytes_per_token),
             # Per cache group: bytes of a block, the maximum number of blocks of a sequence, and the policy.
             "groups": [
                 {"block_bytes": nbytes * limits.block_size, "blocks": blocks, "policy": policy}
-                for nbytes, (blocks, policy) in zip(each, kept, strict=True)
+                for nbytes, (blocks, policy) in zip(bytes_per_token, kept, strict=True)
             ],
             # The maximum for a sequence that runs alone, including the tokens of a step.
             "sequence_bytes": sum(program.memories(longest).values()),

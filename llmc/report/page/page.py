@@ -121,8 +121,8 @@ def _engine(contents: EngineContents) -> dict[str, Any]:
 
 def _ranks(contents: EngineContents) -> dict[str, Any] | None:
     """Beside Hugging Face's plan, as `llmc explain` says it."""
-    found = explain_ranks(contents.placements, contents.stages, contents.manifest.model.family)
-    return None if found is None else found.to_json()
+    explanation = explain_ranks(contents.placements, contents.stages, contents.manifest.model.family)
+    return None if explanation is None else explanation.to_json()
 
 
 def _kind(contents: EngineContents) -> str:

@@ -28,10 +28,10 @@ def quantization_data(contents: EngineContents, perplexity: MeasuredPerplexity |
 
 
 def _place(module: str) -> dict[str, Any]:
-    found = _LAYER.search(module)
-    if found is None:
+    match = _LAYER.search(module)
+    if match is None:
         return {"layer": None, "part": module}
-    return {"layer": int(found[1]), "part": module[found.end() :]}
+    return {"layer": int(match[1]), "part": module[match.end() :]}
 
 
 def _cache(contents: EngineContents, itemsize: int) -> dict[str, Any] | None:

@@ -67,8 +67,8 @@ def beside(weight: PlacedWeight, plan: Mapping[str, str]) -> str | None:
 def agreement(weights: Iterable[PlacedWeight], plan: Mapping[str, str]) -> tuple[int, int]:
     """Matrices, and those that both cut alike."""
     matrices = [weight for weight in weights if len(weight.shape) > 1]
-    same = [weight for weight in matrices if beside(weight, plan) == "same"]
-    return sum(each.count for each in matrices), sum(each.count for each in same)
+    equal = [weight for weight in matrices if beside(weight, plan) == "same"]
+    return sum(matrix.count for matrix in matrices), sum(agreeing.count for agreeing in equal)
 
 
 def _is_even(weight: PlacedWeight) -> bool:

@@ -36,7 +36,7 @@ class PlacementObserver:
     def __call__(self, record: PassRecord, graph: ModelGraph) -> None:
         """Record the placements after a pass."""
         if record.name in _PARTITIONS and graph.ranks > 1:
-            self._refusals += [each.reason for each in record.refusals]
+            self._refusals += [refusal.reason for refusal in record.refusals]
             self.placements = placements(graph, self._refusals, stages=self._stages)
 
 
@@ -47,8 +47,8 @@ def placements(graph: ModelGraph, refusals: Sequence[str], *, stages: int = 1) -
     collectives = Counter(_collectives(graph, may_choose=stages == 1))
     return Placements(
         graph.ranks,
-        tuple(replace(each, count=count) for each, count in weights.items() if each is not None),
-        tuple(replace(each, count=count) for each, count in collectives.items()),
+        tuple(replace(weight, count=count) for weight, count in weights.items() if weight is not None),
+        tuple(replace(collective, count=count) for collective, count in collectives.items()),
     )
 
 
@@ -66,7 +66,7 @@ def _placed(graph: ModelGraph, node: fx.Node, refusals: Sequence[str]) -> Placed
     if not isinstance(first, Derived) or op_name(first.target) != "llmc.rank_part":
         return None
     axis = int(first.args[1])
-    spans = [(int(each.args[2]), int(each.args[3])) for each in recipe.recipes if isinstance(each, Derived)]
+    spans = [(int(part.args[2]), int(part.args[3])) for part in recipe.recipes if isinstance(part, Derived)]
     # A rank holds a part of the gate and a part of the matrix it gates, or a part of each expert.
     runs = int(first.args[5]) if len(first.args) > 5 else 1
     whole = tuple(runs * max(stop for _, stop in spans) if i == axis else size for i, size in enumerate(shape))

@@ -11,31 +11,31 @@ from llmc.report.placements.record import PlacedCollective, PlacedWeight, Placem
 def placement_lines(ranks: RankExplanation) -> Iterator[tuple[str, str]]:
     """(style, text) of each line: weights that are cut, what is whole, what ranks exchange, and the memory of one in
     each stage."""
-    found, stages, plan = ranks.placements, ranks.stages, ranks.plan
+    placements, stages, plan = ranks.placements, ranks.stages, ranks.plan
     in_stages = f" in {counted(len(stages), 'stage')}" if len(stages) > 1 else ""
-    yield "bold", f"on {counted(found.ranks * len(stages), 'rank')}{in_stages}"
-    if found.ranks > 1:
-        yield from _placements(found, plan)
+    yield "bold", f"on {counted(placements.ranks * len(stages), 'rank')}{in_stages}"
+    if placements.ranks > 1:
+        yield from _placements(placements, plan)
     for number, stage in enumerate(stages):
         yield "", f"  {stage_text(stage, number if len(stages) > 1 else None)}"
-    if found.ranks > 1 and plan:
-        count, same = agreement(found.weights, plan)
+    if placements.ranks > 1 and plan:
+        count, alike = agreement(placements.weights, plan)
         yield (
             "",
-            f"  compared with Hugging Face's plan:  {same} of {counted(count, 'weight')} are split alike",
+            f"  compared with Hugging Face's plan:  {alike} of {counted(count, 'weight')} are split alike",
         )
 
 
 def _placements(placements: Placements, plan: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     yield "", "  cut"
-    yield from (line for each in placements.weights if each.axis is not None for line in _weight(each, plan))
+    yield from (line for weight in placements.weights if weight.axis is not None for line in _weight(weight, plan))
     yield "", "  whole on every rank"
-    yield from (line for each in placements.weights if each.axis is None for line in _weight(each, plan))
+    yield from (line for weight in placements.weights if weight.axis is None for line in _weight(weight, plan))
     yield "", "  exchanged"
     for collective in placements.collectives:
         yield "", f"    {_times(collective.count)}{collective_text(collective)}"
-    total = sum(each.count * each.token_bytes for each in placements.collectives)
-    count = sum(each.count for each in placements.collectives)
+    total = sum(entry.count * entry.token_bytes for entry in placements.collectives)
+    count = sum(entry.count for entry in placements.collectives)
     yield "", f"    {counted(total, 'byte')} per token in {counted(count, 'collective')}"
 
 

@@ -28,15 +28,15 @@ class AdapterRegistry:
 
     def get(self, name: str) -> PlacedAdapter:
         """The adapter of that name. Raises RequestError."""
-        found = self._adapters.get(name)
-        if found is None:
+        placed = self._adapters.get(name)
+        if placed is None:
             near = did_you_mean(name, self._adapters)
             raise RequestError(
                 f"there is no adapter {name!r:.100}",
                 at="adapter",
                 fix=f"{near}loaded are: {', '.join(self._adapters) or 'none'}",
             )
-        return found
+        return placed
 
     def load(
         self, name: str, directory: str | PathLike[str], taken: Collection[str] = (), *, in_place: bool = False

@@ -56,5 +56,5 @@ def scratch_bytes(binary: DeviceBinary, grid: tuple[int, int, int]) -> int:
     if not binary.scratch_bytes:
         return 0
     x, y, z = grid
-    each = -(-binary.scratch_bytes // binary.scratch_alignment) * binary.scratch_alignment
-    return x * y * z * each + binary.scratch_alignment
+    per_program = -(-binary.scratch_bytes // binary.scratch_alignment) * binary.scratch_alignment
+    return x * y * z * per_program + binary.scratch_alignment

@@ -44,7 +44,7 @@ def binaries_for(engine: EngineDirectory, device: Device, tell: Callable[[str], 
     arch = f"sm_{device.capability[0]}{device.capability[1]}"
 
     def make(directory: Path) -> None:
-        archs = ", ".join(sorted({a for each in engine.programs for a in carried_archs(each.program)})) or "none"
+        archs = ", ".join(sorted({a for program in engine.programs for a in carried_archs(program.program)})) or "none"
         count = len(chosen.program.launched_kernels())
         tell(f"the engine carries kernels for {archs}; compiling its {count} kernels for {arch}, once")
         _compile(engine.path, chosen.file, device, directory)
@@ -80,8 +80,8 @@ def program_for(engine: EngineDirectory, device: Device) -> TargetProgram:
 
 def carried_archs(program: Program) -> frozenset[str]:
     """The instruction sets that every launched kernel has a binary for."""
-    each = [frozenset(kernel.binaries) for kernel in program.launched_kernels()]
-    return frozenset.intersection(*each) if each else frozenset()
+    archs = [frozenset(kernel.binaries) for kernel in program.launched_kernels()]
+    return frozenset.intersection(*archs) if archs else frozenset()
 
 
 def fitting_arch(available: Collection[str], capability: tuple[int, int]) -> str | None:

@@ -39,13 +39,13 @@ class CallSelection:
         numbers = np.array([[counts["T"]], [counts["L"]], [1]])
         present = ((self._first <= numbers) & (numbers <= self._last)).all(0) & self._holds(wanted, tuple(sides))
         grids: dict[int, Grid | None] = {}
-        found = []
+        calls = []
         for index in np.flatnonzero(present).tolist():
             number = self._grid_of[index]
             grid = grids[number] if number in grids else grids.setdefault(number, self._grid(number, counts))
             if grid is not None:
-                found.append((index, grid))
-        return found
+                calls.append((index, grid))
+        return calls
 
     def _holds(self, wanted: StepOutput, sides: tuple[str, ...]) -> npt.NDArray[np.bool_]:
         """Return for each call whether it runs in steps with this output and these side outputs."""

@@ -111,10 +111,10 @@ def largest_shape(
 def pack_inputs(step: Step, shape: StepShape, into: npt.NDArray[np.uint8], choices: RowChoices | None = None) -> None:
     """Write the inputs at the shape's offsets of `into`. choices: for a step that is to choose."""
     offsets = shape.input_offsets()
-    given: dict[str, npt.NDArray[np.generic]] = dict(step.inputs())
+    inputs: dict[str, npt.NDArray[np.generic]] = dict(step.inputs())
     if choices is not None:
-        given |= choices.arrays()
-    for name, values in given.items():
+        inputs |= choices.arrays()
+    for name, values in inputs.items():
         start = offsets[name]
         into[start : start + values.nbytes].view(values.dtype)[:] = values.reshape(-1)
 

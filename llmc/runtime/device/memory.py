@@ -75,22 +75,22 @@ def plan_device_memory(
     limits = program.limits
     wanted, per_sequence = wanted_blocks(program, kv_cache_bytes)
     least = memory_of_blocks(program, per_sequence)
-    programs = (program, *(each.with_one_table() for each in beside))
-    others = [memory_of_blocks(each, per_sequence) for each in programs[1:]]
+    programs = (program, *(drafter.with_one_table() for drafter in beside))
+    others = [memory_of_blocks(drafter, per_sequence) for drafter in programs[1:]]
     reserved = max(RESERVED_BYTES, int(RESERVED_FRACTION * free))
-    padding = sum(memory_of_blocks(each, 0).cache for each in programs)
-    left = free - least.fixed - sum(each.fixed for each in others) - reserved - padding
+    padding = sum(memory_of_blocks(member, 0).cache for member in programs)
+    left = free - least.fixed - sum(other.fixed for other in others) - reserved - padding
     snapshots = snapshot_count(program, state_cache_bytes, max(0, left - cache_bytes(per_sequence, program, beside)))
     left -= snapshots * least.state
     room = left if kv_cache_bytes is None else min(left, kv_cache_bytes)
     blocks = fitting_blocks(wanted, room, lambda count: cache_bytes(count, program, beside))
     if blocks < per_sequence or left < 0:
-        given = "" if kv_cache_bytes is None else f" and kv_cache_bytes={kv_cache_bytes}"
-        drafting = "".join(f", and of the drafter {each.arithmetic()}" for each in others)
+        limit = "" if kv_cache_bytes is None else f" and kv_cache_bytes={kv_cache_bytes}"
+        drafting = "".join(f", and of the drafter {other.arithmetic()}" for other in others)
         needed = memory_of_blocks(program, per_sequence, snapshots).arithmetic()
         raise OptionError(
             f"one sequence of max_model_len={limits.max_model_len} tokens does not fit: {needed}{drafting}"
-            f", with {_gb(reserved)} kept for graphs; the GPU has {_gb(free)} free{given}",
+            f", with {_gb(reserved)} kept for graphs; the GPU has {_gb(free)} free{limit}",
             at="the GPU's memory",
             fix="free the GPU of other processes, or build with a smaller max_model_len or max_batch_tokens, or for a "
             f"larger GPU{', or load with a smaller state_cache_bytes' if snapshots else ''}",

@@ -98,13 +98,13 @@ def calls_of_step(
 ) -> list[tuple[PlannedCall, tuple[int, int, int]]]:
     """The calls that a step with these counts has, with their grids. Layers share grids, so each is evaluated once."""
     grids: dict[tuple[str, ...], tuple[int, int, int]] = {}
-    found = []
+    chosen = []
     for call in calls:
         if call.runs(tokens=counts["T"], logit_rows=counts["L"], wanted=wanted, sides=sides):
             grid = grids.get(call.grid) or grids.setdefault(call.grid, call.programs(counts))
             if all(grid):
-                found.append((call, grid))
-    return found
+                chosen.append((call, grid))
+    return chosen
 
 
 def plan_calls(program: Program, *, compacts: bool = False) -> tuple[PlannedCall, ...]:
@@ -115,7 +115,7 @@ def plan_calls(program: Program, *, compacts: bool = False) -> tuple[PlannedCall
     check_kernels(program)
     kernels = {kernel.name: kernel for kernel in program.kernels}
     bounds = LaunchBounds(program)
-    launches = ((index, each) for index, each in enumerate(program.launches) if each.compacts == compacts)
+    launches = ((index, launch) for index, launch in enumerate(program.launches) if launch.compacts == compacts)
     return tuple(_planned(index, launch, kernels, bounds) for index, launch in launches)
 
 
@@ -128,7 +128,7 @@ def _planned(index: int, launch: Launch, kernels: Mapping[str, DeviceKernel], bo
     problem = launch_problem(launch, kernel, bounds)
     if problem is not None:
         raise EngineFormatError(f"a launch of {kernel.name} {problem}", fix=REBUILD)
-    arguments = (_argument(launch.arguments[each.name], each, bounds) for each in kernel.parameters)
+    arguments = (_argument(launch.arguments[parameter.name], parameter, bounds) for parameter in kernel.parameters)
     conditions = (launch.only, launch.wanted, launch.sides, launch.unless)
     return PlannedCall(index, kernel, tuple(arguments), launch.grid, *conditions)
 

@@ -23,8 +23,8 @@ class SymmetricMemory:
 
     def of_rank(self, rank: int) -> Tensor:
         """Return another rank's memory as a tensor of this GPU."""
-        found: Tensor = self.handle.get_buffer(rank, self.own.shape, self.own.dtype)
-        return found
+        buffer: Tensor = self.handle.get_buffer(rank, self.own.shape, self.own.dtype)
+        return buffer
 
 
 def symmetric_memory(nbytes: int, device: torch.device) -> SymmetricMemory | None:

@@ -38,8 +38,8 @@ def device_weights(engine: EngineDirectory, allocate: Allocate) -> dict[str, tup
             copied[turn].record()
             turn = 1 - turn
     torch.cuda.current_stream().synchronize()
-    found = {}
+    placed = {}
     for slot, stored in zip(engine.program.weights, engine.tensors, strict=True):
         begin, memory = bases[stored]
-        found[slot.name] = memory, stored.begin - begin
-    return found
+        placed[slot.name] = memory, stored.begin - begin
+    return placed

@@ -15,12 +15,12 @@ def read_blocks(caches: Sequence[Bytes], blocks: Sequence[int]) -> Bytes:
         blocks: their numbers.
     """
     places = list(blocks)
-    found = np.empty((len(places), sum(cache.shape[1] for cache in caches)), np.uint8)
+    copies = np.empty((len(places), sum(cache.shape[1] for cache in caches)), np.uint8)
     begin = 0
     for cache in caches:
-        found[:, begin : begin + cache.shape[1]] = cache[places]
+        copies[:, begin : begin + cache.shape[1]] = cache[places]
         begin += cache.shape[1]
-    return found
+    return copies
 
 
 def write_blocks(caches: Sequence[Bytes], blocks: Sequence[int], contents: Sequence[Bytes]) -> None:

@@ -207,18 +207,18 @@ class CudaExecutor:
         caches = self._whole_blocks(group)
         with torch.cuda.device(self._device):
             places = torch.tensor(list(blocks), device=self._device)
-            found = torch.empty(len(blocks), sum(each.shape[1] for each in caches), dtype=torch.uint8, pin_memory=True)
+            staged = torch.empty(len(blocks), sum(c.shape[1] for c in caches), dtype=torch.uint8, pin_memory=True)
             begin = 0
             for cache in caches:
                 end = begin + cache.shape[1]
-                found[:, begin:end].copy_(cache.index_select(0, places), non_blocking=True)
+                staged[:, begin:end].copy_(cache.index_select(0, places), non_blocking=True)
                 begin = end
             copied = torch.cuda.Event()
             copied.record()
 
         def wait() -> Bytes:
             copied.synchronize()
-            octets: Bytes = found.numpy()
+            octets: Bytes = staged.numpy()
             return octets
 
         return wait
@@ -280,8 +280,8 @@ class CudaExecutor:
             lane.done.record()
         except torch.OutOfMemoryError as error:
             # Only a library's workspace or a graph allocates in a step; torch's message has the size.
-            asked = " ".join(str(error).split())[:120]
-            raise self._out_of_memory(f"a step of {shape.tokens} tokens", asked) from None
+            reason = " ".join(str(error).split())[:120]
+            raise self._out_of_memory(f"a step of {shape.tokens} tokens", reason) from None
         return lane
 
     def _capture(self, key: StepKind) -> torch.cuda.CUDAGraph:

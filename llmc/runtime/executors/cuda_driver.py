@@ -57,15 +57,15 @@ class LoadedKernel:
         attribute = cuda.CUlaunchAttribute()
         attribute.id = cuda.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
         attribute.value.programmaticStreamSerializationAllowed = 1
-        made = cuda.CUlaunchConfig()
-        made.gridDimX, made.gridDimY, made.gridDimZ = grid
-        made.blockDimX, made.blockDimY, made.blockDimZ = self.binary.threads, 1, 1
-        made.sharedMemBytes, made.hStream = self.binary.shared_bytes, stream
-        made.attrs, made.numAttrs = [attribute], 1
+        configuration = cuda.CUlaunchConfig()
+        configuration.gridDimX, configuration.gridDimY, configuration.gridDimZ = grid
+        configuration.blockDimX, configuration.blockDimY, configuration.blockDimZ = self.binary.threads, 1, 1
+        configuration.sharedMemBytes, configuration.hStream = self.binary.shared_bytes, stream
+        configuration.attrs, configuration.numAttrs = [attribute], 1
         if len(self._configurations) == _MOST_CONFIGURATIONS:
             self._configurations.clear()
-        self._configurations[grid, stream] = made
-        return made
+        self._configurations[grid, stream] = configuration
+        return configuration
 
 
 def load_kernel(binary: DeviceBinary, directory: Path) -> LoadedKernel:
@@ -82,8 +82,8 @@ def load_kernel(binary: DeviceBinary, directory: Path) -> LoadedKernel:
     (function,) = check(cuda.cuModuleGetFunction(module, binary.entry.encode()), f"find {binary.entry}", path)
     if binary.shared_bytes > _PLAIN_SHARED_BYTES:
         attribute = cuda.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-        what = f"give {binary.entry} {binary.shared_bytes} bytes of shared memory"
-        check(cuda.cuFuncSetAttribute(function, attribute, binary.shared_bytes), what, path)
+        action = f"give {binary.entry} {binary.shared_bytes} bytes of shared memory"
+        check(cuda.cuFuncSetAttribute(function, attribute, binary.shared_bytes), action, path)
     return LoadedKernel(cuda, module, function, binary)
 
 

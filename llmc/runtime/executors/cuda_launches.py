@@ -47,13 +47,13 @@ class CudaLaunches:
     def prepare(self, shape: StepShape, wanted: StepOutput, sides: Collection[str]) -> list[tuple[int, Grid]]:
         """The indices of a step's calls, with their grids. Computes the arguments, which hold until the next one is
         prepared."""
-        found = self._selection.of_step(shape.counts(), wanted, sides)
+        calls = self._selection.of_step(shape.counts(), wanted, sides)
         users = self._scratch_users
-        sizes = {(users[index], grid) for index, grid in found if index in users} if users else ()
+        sizes = {(users[index], grid) for index, grid in calls if index in users} if users else ()
         most = max((scratch_bytes(self._binaries[file], grid) for file, grid in sizes), default=0)
         self._table.fill(shape, self._inputs, self._scratch(most))
         self._views.clear()
-        return found
+        return calls
 
     def queue(self, prepared: Iterable[tuple[int, Grid]], shape: StepShape, stream: int) -> None:
         """Launch prepared calls: kernels on `stream`, a library's on torch's current stream, which must be that one."""

@@ -148,8 +148,8 @@ class HostLaunches(ABC):
 
     def read_blocks(self, blocks: Sequence[int], group: int = 0) -> Callable[[], Bytes]:
         """Copy the blocks at once; the function that is returned gives the copy."""
-        found = read_blocks(self._whole_blocks(group), blocks)
-        return lambda: found
+        copied = read_blocks(self._whole_blocks(group), blocks)
+        return lambda: copied
 
     def write_blocks(self, blocks: Sequence[int], contents: Sequence[Bytes], group: int = 0) -> None:
         write_blocks(self._whole_blocks(group), blocks, contents)

@@ -71,7 +71,7 @@ class OnnxRuntimeExecutor:
         self._blocks, self._block_size = program.group_blocks(blocks), program.limits.block_size
         self._vocabulary = program.vocab_size
         self._sides, self._left = program.side_outputs, dict[str, SideArray]()
-        inputs = [each.name for each in self._session.get_inputs()]
+        inputs = [input_.name for input_ in self._session.get_inputs()]
         self._step_inputs = [name for name in inputs if name not in self._caches.values]
         unknown = sorted(set(self._step_inputs) - input_names(len(program.policies)))
         if unknown:
@@ -85,7 +85,7 @@ class OnnxRuntimeExecutor:
             self._binding.bind_ortvalue_input(name, value)
 
     def step(self, step: Step) -> Logits:
-        """Part by part, or tile by tile."""
+        """Run a step, and return its logits. The model runs once per part of the step, or once per tile."""
         step = step.for_groups(self._blocks[1:])
         return self._step_in_tiles(step) if self._in_tiles else self._step_in_parts(step)
 
@@ -94,8 +94,8 @@ class OnnxRuntimeExecutor:
         rows = {RowCount.TOKENS: len(step.input_ids), RowCount.LOGIT_ROWS: len(logits)}
         self._left.clear()
         for part in parts_of(step):
-            found, *others = self._run(part.step)
-            logits[part.wanted] = found
+            part_logits, *others = self._run(part.step)
+            logits[part.wanted] = part_logits
             for side, value in zip(self._sides, others, strict=True):
                 whole = self._left.setdefault(side.name, np.empty((rows[side.rows], *side.shape), value.dtype))
                 whole[part.wanted if side.rows is RowCount.LOGIT_ROWS else part.tokens] = value
@@ -152,8 +152,8 @@ class OnnxRuntimeExecutor:
 
     def read_blocks(self, blocks: Sequence[int], group: int = 0) -> Callable[[], Bytes]:
         """Copy the blocks at once; the function that is returned gives the copy."""
-        found = read_blocks(_whole_blocks(self._caches.fetched(group)), blocks)
-        return lambda: found
+        copied = read_blocks(_whole_blocks(self._caches.fetched(group)), blocks)
+        return lambda: copied
 
     def write_blocks(self, blocks: Sequence[int], contents: Sequence[Bytes], group: int = 0) -> None:
         with self._caches.changing(group) as arrays:

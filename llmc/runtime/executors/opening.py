@@ -88,8 +88,8 @@ def check_executor_name(name: object) -> ExecutorName:
 def _runners(directory: EngineDirectory) -> list[Runner]:
     """The executors that can run the engine, the default one first."""
     runners = kind_of_engine(directory.manifest.target.name).runners
-    can_run = [each for each in runners if each.needs is None or each.needs in directory.manifest.files]
-    return sorted(can_run, key=lambda each: each.asked_by is None or os.environ.get(each.asked_by) != "1")
+    can_run = [runner for runner in runners if runner.needs is None or runner.needs in directory.manifest.files]
+    return sorted(can_run, key=lambda runner: runner.asked_by is None or os.environ.get(runner.asked_by) != "1")
 
 
 def _runner(directory: EngineDirectory, name: ExecutorName | None) -> Runner:
@@ -101,7 +101,11 @@ def _runner(directory: EngineDirectory, name: ExecutorName | None) -> Runner:
         if runner.name == name:
             return runner
     # In the table's order, regardless of the environment.
-    known = [each.name for each in kind_of_engine(directory.manifest.target.name).runners if each in can_run]
+    known = [
+        known_runner.name
+        for known_runner in kind_of_engine(directory.manifest.target.name).runners
+        if known_runner in can_run
+    ]
     raise OptionError(
         f"an engine for {directory.manifest.target.name} is run by {' or '.join(known)}, not by {name!r}",
         at=f"executor={name!r}",

@@ -111,9 +111,9 @@ class PtxExecutor(HostLaunches):
         """Run a library call. It does not report its writes, so all of its output memory counts as written."""
         launch = self.launched.launches[call.index]
         shape = _shape_of(counts)
-        given = {name: buffer for name, (_, buffer) in self._operands(launch, shape)}
+        buffers = {name: buffer for name, (_, buffer) in self._operands(launch, shape)}
         super().run_library(call, counts)
-        for name, buffer in given.items():
+        for name, buffer in buffers.items():
             if buffer.written is not None and name not in library_functions.READ_ONLY:
                 buffer.written.fill(1)
 
@@ -182,7 +182,7 @@ class PtxExecutor(HostLaunches):
         nbytes = memory_bytes(self.program.ranks)
         return [
             Buffer(f"rank {rank}'s memory", address, _at(address, nbytes))
-            for rank, address in enumerate(int(each) for each in table[1:])
+            for rank, address in enumerate(int(entry) for entry in table[1:])
         ]
 
     def _code(self, name: str) -> Code:

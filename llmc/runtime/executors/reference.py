@@ -88,7 +88,7 @@ class ReferenceExecutor:
             inputs[COMPACTION] = torch.zeros(0, dtype=torch.int32)
         # Side outputs are always computed, so that a step has the same products.
         outputs = self._interpreter.outputs(self._tensors | inputs)
-        return [(each.float() if each.is_floating_point() else each).numpy() for each in outputs]
+        return [(output.float() if output.is_floating_point() else output).numpy() for output in outputs]
 
     def side_output(self, name: str) -> SideArray:
         return self._left[name]
@@ -106,8 +106,8 @@ class ReferenceExecutor:
 
     def read_blocks(self, blocks: Sequence[int], group: int = 0) -> Callable[[], Bytes]:
         """Copy the blocks of all ranks at once; the function that is returned gives the copy."""
-        found = read_blocks(self._whole_blocks(group), blocks)
-        return lambda: found
+        copied = read_blocks(self._whole_blocks(group), blocks)
+        return lambda: copied
 
     def write_blocks(self, blocks: Sequence[int], contents: Sequence[Bytes], group: int = 0) -> None:
         write_blocks(self._whole_blocks(group), blocks, contents)

@@ -54,7 +54,7 @@ def texts_of(step: Step) -> Iterator[Tile]:
     """Yield each request as a separate step, with the logit rows that it needs."""
     for request in range(len(step.context_lens)):
         text = part_of(step, np.array([request]))
-        tokens, wanted = (np.arange(len(each), dtype=np.int32) for each in (text.tokens, text.wanted))
+        tokens, wanted = (np.arange(len(values), dtype=np.int32) for values in (text.tokens, text.wanted))
         yield Tile(text.step, tokens, wanted)
 
 
@@ -62,14 +62,14 @@ def run_tiles(
     tiles: Iterable[Tile], sides: Sequence[SideOutput], run: Callable[[Tile], Sequence[Any]]
 ) -> tuple[Logits, dict[str, SideArray]]:
     """The whole step's logits and side outputs. run: gives a tile's as arrays, in that order."""
-    found: list[Logits] = []
+    chosen: list[Logits] = []
     of_sides: list[list[SideArray]] = [[] for _ in sides]
     for tile in tiles:
         logits, *others = run(tile)
-        found.append(logits[tile.wanted])
+        chosen.append(logits[tile.wanted])
         for side, rows, value in zip(sides, of_sides, others, strict=True):
             rows.append(value[tile.wanted if side.rows is RowCount.LOGIT_ROWS else tile.tokens])
-    return np.concatenate(found), {side.name: np.concatenate(rows) for side, rows in zip(sides, of_sides, strict=True)}
+    return np.concatenate(chosen), {side.name: np.concatenate(rows) for side, rows in zip(sides, of_sides, strict=True)}
 
 
 def _tile(

@@ -29,7 +29,7 @@ class SideOutputs:
         return sum(self._bits[name] for name in names)
 
     def note_step(self, tokens: int, logit_rows: int) -> None:
-        """A step of T tokens and L logit rows has run."""
+        """Record the size of the step that has run."""
         self._tokens, self._logit_rows = tokens, logit_rows
 
     def place(self, name: str) -> slice:

@@ -14,5 +14,5 @@ if TYPE_CHECKING:
 def copy_slot(program: Program, memories: Iterable[Tensor], source: int, destination: int) -> None:
     """Copy a slot of every state to another. memories: uint8, in the order of Program.state_names."""
     for state, memory in zip(program.states, memories, strict=True):
-        there, here = destination * state.nbytes, source * state.nbytes
-        memory[there : there + state.nbytes] = memory[here : here + state.nbytes]
+        to_byte, from_byte = destination * state.nbytes, source * state.nbytes
+        memory[to_byte : to_byte + state.nbytes] = memory[from_byte : from_byte + state.nbytes]

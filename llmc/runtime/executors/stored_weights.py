@@ -82,8 +82,8 @@ def blocked_in_rows(data: Tensor, slot: WeightSlot, weight: WeightOf) -> Tensor:
     fields = bits[:, : slot.shape[1] * record.step_field_bits].unflatten(
         -1, (-1, 1 + record.has_minimum, record.steps.bits)
     )
-    each = fields.int() << torch.arange(record.steps.bits)
-    steps: Tensor = each.sum(-1)[..., STEP_PARTS.index(weight.part)]
+    digits = fields.int() << torch.arange(record.steps.bits)
+    steps: Tensor = digits.sum(-1)[..., STEP_PARTS.index(weight.part)]
     return (steps + (record.steps.least if weight.part == "scale_steps" else 0)).to(torch.int8)
 
 
@@ -99,8 +99,8 @@ def _unsigned(data: Tensor, slot: WeightSlot, bits: int) -> Tensor:
 def _plane(rows: Tensor, runs: int, bits: int) -> Tensor:
     """[out, runs, 2, 16]: `bits` bits of the codes of each 32 channels."""
     shifts = torch.arange(0, 8, bits, dtype=torch.uint8).view(2, -1, 1)
-    each: Tensor = rows.unflatten(1, (runs, 1, 1, -1)) >> shifts & ((1 << bits) - 1)
-    return each.flatten(3)
+    fields: Tensor = rows.unflatten(1, (runs, 1, 1, -1)) >> shifts & ((1 << bits) - 1)
+    return fields.flatten(3)
 
 
 def _codes(padded: Tensor, slot: WeightSlot) -> Tensor:

@@ -31,10 +31,10 @@ def check_beginning(matcher: LLMatcher, tokenizer: LLTokenizer, vocab_size: int)
     written = 0
     for _ in range(_STRETCHES):
         _try_branches(matcher, vocab_size, written)
-        taken = _take_forced(matcher, tokenizer, written)
-        if not taken:
+        consumed = _take_forced(matcher, tokenizer, written)
+        if not consumed:
             break
-        written += taken
+        written += consumed
     _try_choices(matcher, tokenizer, vocab_size, written)
 
 
@@ -80,9 +80,9 @@ def _try_branches(matcher: LLMatcher, vocab_size: int, written: int) -> None:
 def _take_forced(matcher: LLMatcher, tokenizer: LLTokenizer, written: int) -> int:
     """Take the tokens that have to come, and count them."""
     forced = [] if matcher.is_stopped() else _forced(matcher, tokenizer)
-    taken: int = matcher.try_consume_tokens(forced) if forced else 0
-    _check(matcher, written + taken + 1)
-    return taken
+    consumed: int = matcher.try_consume_tokens(forced) if forced else 0
+    _check(matcher, written + consumed + 1)
+    return consumed
 
 
 def _check(matcher: LLMatcher, token: int) -> None:

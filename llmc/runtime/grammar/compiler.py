@@ -127,12 +127,12 @@ class GrammarCompiler:
         return compiled
 
     def compiled(self, grammar: Grammar) -> CompiledGrammar | None:
-        """The same at once, if the grammar is among those that are kept."""
+        """The compiled grammar, if it is kept; None if it would have to be compiled."""
         with self._lock:
-            found = self._compiled.get(grammar)
-            if found is not None:
+            compiled = self._compiled.get(grammar)
+            if compiled is not None:
                 self._compiled.move_to_end(grammar)
-        return found
+        return compiled
 
     def threads(self) -> ThreadPoolExecutor:
         """Threads to call `compile` from, of the caller's own."""
@@ -171,10 +171,10 @@ class GrammarCompiler:
 
     def _checked_tokenizer(self) -> LLTokenizer:
         """Raises what a worker's process could not say."""
-        found = self._tokenizer
-        if isinstance(found, LlmcError):
-            raise type(found)(found.problem, at=found.at, fix=found.fix) from found.__cause__
-        return found
+        tokenizer = self._tokenizer
+        if isinstance(tokenizer, LlmcError):
+            raise type(tokenizer)(tokenizer.problem, at=tokenizer.at, fix=tokenizer.fix) from tokenizer.__cause__
+        return tokenizer
 
     @cached_property
     def _tokenizer(self) -> LLTokenizer | LlmcError:

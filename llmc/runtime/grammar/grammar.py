@@ -95,11 +95,11 @@ class Grammar:
         Raises:
             RequestError: For an unknown kind, or a source of the wrong type.
         """
-        found = _kind(kind)
-        if found is GrammarKind.JSON_SCHEMA and kind == "json" and isinstance(source, str) and not source:
-            found = GrammarKind.JSON_OBJECT
-        object.__setattr__(self, "kind", found)
-        object.__setattr__(self, "source", _text(found, source))
+        checked_kind = _kind(kind)
+        if checked_kind is GrammarKind.JSON_SCHEMA and kind == "json" and isinstance(source, str) and not source:
+            checked_kind = GrammarKind.JSON_OBJECT
+        object.__setattr__(self, "kind", checked_kind)
+        object.__setattr__(self, "source", _text(checked_kind, source))
         object.__setattr__(self, "preamble", preamble)
         object.__setattr__(self, "instead", instead)
 

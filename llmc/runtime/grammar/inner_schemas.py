@@ -21,12 +21,12 @@ Serve = Callable[[str], str]
 
 def with_served_schemas(grammar: str, serve: Serve) -> str:
     """The grammar with each schema in its served form, in which keywords unknown to llguidance are not errors."""
-    found: list[str] = []
+    pieces: list[str] = []
     at = 0
     decoder = json.JSONDecoder()
     while (match := _SCHEMA.search(grammar, at)) is not None:
         if match["schema"] is None:
-            found.append(grammar[at : match.end()])
+            pieces.append(grammar[at : match.end()])
             at = match.end()
             continue
         begin = match.start("schema")
@@ -34,11 +34,11 @@ def with_served_schemas(grammar: str, serve: Serve) -> str:
             schema, end = decoder.raw_decode(grammar, begin)
         except ValueError:
             break  # llguidance reports the error in it.
-        found += [grammar[at:begin], serve(json.dumps(_leniently(schema)))]
+        pieces += [grammar[at:begin], serve(json.dumps(_leniently(schema)))]
         at = end
-    return "".join([*found, grammar[at:]])
+    return "".join([*pieces, grammar[at:]])
 
 
 def _leniently(schema: Mapping[str, Any]) -> dict[str, Any]:
-    given = schema.get(_OPTIONS)
-    return {**schema, _OPTIONS: {"lenient": True, **(given if isinstance(given, Mapping) else {})}}
+    options = schema.get(_OPTIONS)
+    return {**schema, _OPTIONS: {"lenient": True, **(options if isinstance(options, Mapping) else {})}}

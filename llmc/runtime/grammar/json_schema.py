@@ -48,11 +48,11 @@ def notes_of_warnings(warnings: Sequence[str]) -> list[str]:
     """llguidance's warnings as warnings of an answer."""
     notes: dict[str, None] = {}
     for warning in warnings:
-        kind, _, what = warning.partition(": ")
+        kind, _, detail = warning.partition(": ")
         if kind == "Unimplemented keys":
-            notes |= dict.fromkeys(_ignored(key) for key in json.loads(what))
+            notes |= dict.fromkeys(_ignored(key) for key in json.loads(detail))
         elif kind == "Unknown format":
-            notes[_ignored(f"the format {what!r}")] = None
+            notes[_ignored(f"the format {detail!r}")] = None
         elif warning.startswith("oneOf"):
             notes["the JSON schema's oneOf is read as anyOf: an output may match several of its schemas"] = None
         elif "min/maxProperties" in warning:
@@ -74,8 +74,8 @@ def _parts(schema: object) -> Iterator[dict[str, Any]]:
         if isinstance(part, dict):
             yield part
             pending += [part[key] for key in _SINGLE if isinstance(part.get(key), dict)]
-            pending += [each for key in _SEVERAL if isinstance(part.get(key), list) for each in part[key]]
-            pending += [each for key in _NAMED if isinstance(part.get(key), dict) for each in part[key].values()]
+            pending += [child for key in _SEVERAL if isinstance(part.get(key), list) for child in part[key]]
+            pending += [child for key in _NAMED if isinstance(part.get(key), dict) for child in part[key].values()]
 
 
 def _leave_out_patterns(part: dict[str, Any], fault_of: Fault, notes: dict[str, None]) -> None:
@@ -83,7 +83,7 @@ def _leave_out_patterns(part: dict[str, Any], fault_of: Fault, notes: dict[str, 
         notes[_ignored(f"the pattern {part.pop('pattern')!r:.80}")] = None
     named = part.get("patternProperties")
     if isinstance(named, dict):
-        for pattern in [each for each in named if _lacks(fault_of({"type": "string", "pattern": each}))]:
+        for pattern in [candidate for candidate in named if _lacks(fault_of({"type": "string", "pattern": candidate}))]:
             del named[pattern]
             notes[_ignored(f"patternProperties of {pattern!r:.80}")] = None
 

@@ -57,16 +57,16 @@ def limit_reached(reason: str, token: int) -> RequestError:
     """The error for a grammar that an output cannot follow beyond its token of that number, from 1."""
     if _NOTHING in reason:
         return DeadEndError(f"the grammar allows nothing at token {token}", at="grammar", fix="allow some text")
-    said = beyond(reason) or f"the grammar cannot go on: {_first_words(reason)}"
-    return RequestError(f"{said} at token {token}", at="grammar", fix=_FIX)
+    cause = beyond(reason) or f"the grammar cannot go on: {_first_words(reason)}"
+    return RequestError(f"{cause} at token {token}", at="grammar", fix=_FIX)
 
 
 def beyond(reason: str) -> str | None:
     """Return the limit that llguidance's reason is about; None for other reasons."""
-    for pattern, what in _LIMITS:
-        found = pattern.search(reason)
-        if found is not None:
-            return f"the grammar needs more than {int(found[1]):,} {what}"
+    for pattern, unit in _LIMITS:
+        match = pattern.search(reason)
+        if match is not None:
+            return f"the grammar needs more than {int(match[1]):,} {unit}"
     return "the grammar is too large" if _BARE_LIMITS.search(reason) and not _PLACE.match(reason) else None
 
 

@@ -28,7 +28,7 @@ class MaskTime:
         self._left -= time.thread_time() - self._started
 
     def next_token(self) -> None:
-        """A token was accepted."""
+        """Add the time of one more token."""
         self._left += self._a_token
 
     def check(self, token: int) -> None:

@@ -56,7 +56,7 @@ class GrammarMask:
         return mask
 
     def accept(self, token: int) -> None:
-        """The token was chosen. Raises as `allowed`."""
+        """Advance the grammar by the chosen token. Raises as `allowed`."""
         self._accepted.append(token)
         self._time.start()
         self._matcher.consume_token(token)

@@ -61,4 +61,4 @@ def _objects(schema: object) -> Iterator[tuple[list[str], frozenset[str], bool]]
             if isinstance(properties, dict):
                 names = required if isinstance(required, list) else []
                 is_closed = part.get("additionalProperties") is False
-                yield list(properties), frozenset(each for each in names if isinstance(each, str)), is_closed
+                yield list(properties), frozenset(name for name in names if isinstance(name, str)), is_closed

@@ -10,7 +10,7 @@ from typing import Any
 
 
 def with_plain_tokens(text: str, ends: Collection[int]) -> str:
-    """The same tokenizer.json, with added tokens that are not special among the words; as it is if there are none.
+    """Move the added tokens of a tokenizer.json that are not special to its words, and return its text.
 
     ends: ids of tokens that end an output, which are not text either.
     """
@@ -37,8 +37,8 @@ def with_plain_tokens(text: str, ends: Collection[int]) -> str:
 def _space(decoder: Any) -> str:
     """Return the vocabulary's spelling of a space: byte-level ones have a character per byte, and SentencePiece has one
     for it."""
-    found = [decoder, *decoder.get("decoders", ())] if isinstance(decoder, Mapping) else []
-    return "" if any(each.get("type") == "ByteLevel" for each in found if each) else "▁"
+    decoders = [decoder, *decoder.get("decoders", ())] if isinstance(decoder, Mapping) else []
+    return "" if any(part.get("type") == "ByteLevel" for part in decoders if part) else "▁"
 
 
 def _word(content: str, space: str) -> str:

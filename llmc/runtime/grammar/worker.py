@@ -52,10 +52,10 @@ def in_child(question: dict[str, Any], tokenizer: LLTokenizer, vocab_size: int) 
         _answer_and_end(question, tokenizer, vocab_size, writing)
     os.close(writing)
     with os.fdopen(reading, "rb") as pipe:
-        said = pipe.read()
+        text = pipe.read()
     _, status = os.waitpid(child, 0)
     if status == 0:
-        answer: dict[str, Any] = json.loads(said)
+        answer: dict[str, Any] = json.loads(text)
         return answer
     is_late = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGALRM
     return {"late" if is_late else "lost": True}

@@ -51,7 +51,7 @@ class BlockOffload:
 
 def _row(copied: Callable[[], Bytes], row: int) -> Callable[[], Bytes]:
     def content() -> Bytes:
-        found: Bytes = copied()[row]
-        return found
+        octets: Bytes = copied()[row]
+        return octets
 
     return content

@@ -21,10 +21,10 @@ class HostBlocks:
         self._blocks[key] = own, checksum(own.data)
 
     def read(self, key: BlockKey, nbytes: int) -> Bytes:
-        found = self._blocks.get(key)
-        if found is None:
+        entry = self._blocks.get(key)
+        if entry is None:
             raise DamagedBlockError("it is missing")
-        content, expected = found
+        content, expected = entry
         if content.nbytes != nbytes or checksum(content.data) != expected:
             raise DamagedBlockError("its bytes have changed in memory")
         return content

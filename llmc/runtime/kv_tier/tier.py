@@ -145,16 +145,16 @@ class Tier:
 
     def fetch(self, keys: Sequence[BlockKey]) -> Fetch:
         """Begin to read these blocks, which stay meanwhile. Absent and damaged blocks do not come."""
-        found = Fetch(keys)
+        fetch = Fetch(keys)
         with self._lock:
             # The end of a prefix is of less use than its beginning.
             entries = [(key, self._entries[key]) for key in reversed(keys) if key in self._entries]
             for key, entry in entries:
                 entry.pins += 1
                 self._loose.pop(key, None)
-            if not (self._is_open and self._submit(self._reader, self._read_all, found, entries[::-1])):
-                found.end()
-        return found
+            if not (self._is_open and self._submit(self._reader, self._read_all, fetch, entries[::-1])):
+                fetch.end()
+        return fetch
 
     def settle(self) -> None:
         """Wait until all that was put in is written, or was refused by the store."""

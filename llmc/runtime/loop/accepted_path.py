@@ -32,8 +32,8 @@ class AcceptedPath:
         chunk, nodes = self.chunk, self.nodes
         if self.request.finished:
             return False
-        got = self.request.tokens[chunk.start + 1 + len(nodes) :]
-        node = chunk.draft.child(nodes[-1] if nodes else None, got[0]) if len(got) == 1 else None
+        new_tokens = self.request.tokens[chunk.start + 1 + len(nodes) :]
+        node = chunk.draft.child(nodes[-1] if nodes else None, new_tokens[0]) if len(new_tokens) == 1 else None
         if node is not None:
             nodes.append(node)
         return node is not None
@@ -55,5 +55,5 @@ def _moves(path: AcceptedPath, block_size: int, group: int) -> Iterator[tuple[in
     first, standing = path.chunk.start + 1, path.request.standing
     for place, node in enumerate(path.nodes):
         if place != node:
-            source, destination = (standing.slot(group, first + each, block_size) for each in (node, place))
+            source, destination = (standing.slot(group, first + index, block_size) for index in (node, place))
             yield source, destination

@@ -62,8 +62,8 @@ class _JudgedResults:
         judged = [index for index, row in enumerate(rows) if row in self.judged]
         chosen = self.results.tokens([samplers[i] for i in plain], [rows[i] for i in plain]) if plain else ()
         decided = self.acceptance.tokens([self._row(samplers[i], rows[i]) for i in judged])
-        found = dict(zip((*plain, *judged), (*chosen, *decided), strict=True))
-        return [found[index] for index in range(len(rows))]
+        by_index = dict(zip((*plain, *judged), (*chosen, *decided), strict=True))
+        return [by_index[index] for index in range(len(rows))]
 
     def _row(self, sampler: Sampler, row: int) -> Judged:
         draft, index = self.judged[row]

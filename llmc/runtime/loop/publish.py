@@ -59,8 +59,8 @@ def device_results(
 
 def usable_rows(chosen: Chosen) -> npt.NDArray[np.bool_]:
     """Return for each row whether the device's token is the request's."""
-    found: npt.NDArray[np.bool_] = chosen.covered & np.isfinite(chosen.scores)
-    return found
+    usable: npt.NDArray[np.bool_] = chosen.covered & np.isfinite(chosen.scores)
+    return usable
 
 
 def _choice(request: Request, scheduler: Scheduler) -> RowChoice | None:
@@ -193,8 +193,8 @@ class _HostResults:
 
     def guesses(self, first: int, count: int) -> Sequence[int]:
         """The likeliest."""
-        found: list[int] = self.logits(first, count).argmax(1).tolist()
-        return found
+        guesses: list[int] = self.logits(first, count).argmax(1).tolist()
+        return guesses
 
 
 @dataclass(frozen=True)
@@ -214,24 +214,24 @@ class _DeviceResults:
         """The tokens that the device chose, and those for rows that it left open or whose largest logit is NaN."""
         tokens = self.chosen.tokens.tolist()
         is_usable = usable_rows(self.chosen).tolist()
-        found: list[int | RequestError] = []
+        results: list[int | RequestError] = []
         left: list[int] = []
         for index, (sampler, row) in enumerate(zip(samplers, rows, strict=True)):
             if is_usable[row] and self.choices[row] is not None:
                 error = attempt(sampler.count)
-                found.append(tokens[row] if error is None else error)
+                results.append(tokens[row] if error is None else error)
                 continue
             left.append(index)
-            found.append(0)
+            results.append(0)
         if left:
             # Copies: each is fetched to the same place.
             logits = [self.logits(rows[index], 1)[0].copy() for index in left]
             chosen = choose([samplers[index] for index in left], logits, drawing_of(self.executor))
             for index, token in zip(left, chosen, strict=True):
-                found[index] = token
-        return found
+                results[index] = token
+        return results
 
     def guesses(self, first: int, count: int) -> Sequence[int]:
         """The device's choices, with each row's own noise."""
-        found: list[int] = self.chosen.tokens[first : first + count].tolist()
-        return found
+        guesses: list[int] = self.chosen.tokens[first : first + count].tolist()
+        return guesses

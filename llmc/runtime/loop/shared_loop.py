@@ -146,15 +146,15 @@ class SharedLoop:
             self._forget(waiter)
             if waiter.is_done:
                 return waiter.check()
-        while not (found := attempt(ready)):
+        while not (outcome := attempt(ready)):
             self._step()
             if self._waiters:
                 self._tell()
             if self._wishes:
                 self._grant()
             self._check(loop)
-        if isinstance(found, RequestError):
-            raise found
+        if isinstance(outcome, RequestError):
+            raise outcome
 
     def _step(self) -> None:
         try:
@@ -170,8 +170,8 @@ class SharedLoop:
         """Wake those who have what they wait for."""
         try:
             for waiter in self._waiters.copy():
-                if found := attempt(waiter.ready):
-                    waiter.error = found if isinstance(found, RequestError) else None
+                if outcome := attempt(waiter.ready):
+                    waiter.error = outcome if isinstance(outcome, RequestError) else None
                     waiter.is_done = True
                     self._waiters.remove(waiter)
                     waiter.woken.put(None)

@@ -82,7 +82,7 @@ class Step:
         if self.block_tables.max() >= min(counts):
             raise ValueError(f"a step without tables of groups names blocks that the groups of {counts} do not have")
         of_first = self.slot_mapping, self.block_tables, self.context_lens
-        slots, tables, lens = (np.repeat(each[None], len(counts), 0) for each in of_first)
+        slots, tables, lens = (np.repeat(array[None], len(counts), 0) for array in of_first)
         return replace(self, group_slots=slots, group_tables=tables, group_lens=lens)
 
 

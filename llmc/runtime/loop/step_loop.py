@@ -37,13 +37,13 @@ def step_failure(error: BaseException) -> EngineFailureError:
     """The failure of a step that no request has caused."""
     if isinstance(error, EngineFailureError):
         return error
-    said = words_of(error, 300)
-    found = EngineFailureError(
-        f"a step of the engine has failed: {type(error).__name__}{': ' * bool(said)}{said}",
+    reason = words_of(error, 300)
+    failure = EngineFailureError(
+        f"a step of the engine has failed: {type(error).__name__}{': ' * bool(reason)}{reason}",
         fix="see the exception that caused this error, and open the engine again",
     )
-    found.__cause__ = error
-    return found
+    failure.__cause__ = error
+    return failure
 
 
 class StepLoop:

@@ -41,7 +41,7 @@ class BlockDigests:
         """The cuts of a request.
 
         Args:
-            policy: That the request has chosen, if it has.
+            policy: The policy that the request has chosen, if any.
             prompt: Number of tokens of its prompt.
         """
         if not self._policies:
@@ -65,8 +65,8 @@ class BlockDigests:
     def of_prompt(self, tokens: Sequence[int], salt: bytes, marks: CutMarks = NO_MARKS) -> list[bytes]:
         """The digests of all blocks that a request with these tokens may find. At least the last token must be
         computed."""
-        parent, found = root(salt), []
+        parent, digests = root(salt), []
         for index in range((len(tokens) - 1) // self._block_size):
             parent = self.after(parent, tokens, index, marks)
-            found.append(parent)
-        return found
+            digests.append(parent)
+        return digests

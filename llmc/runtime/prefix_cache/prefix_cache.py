@@ -77,7 +77,7 @@ class PrefixCache:
         """The longest run of blocks that holds the request's beginning, of use or not."""
         if request.salt is None or request.scored < request.scored_end:
             return []
-        found: list[int] = []
+        blocks: list[int] = []
         digests, marks = request.prefix.digests, self._marks(request)
         parent = _root(request)
         for index in range((len(request.tokens) - 1) // self._block_size):
@@ -87,11 +87,11 @@ class PrefixCache:
             block = self._blocks.get(parent)
             if block is None:
                 break
-            found.append(block)
+            blocks.append(block)
             for chain in self._folded.pop(parent, ()):
                 self._hash_first(chain)
-        request.prefix.common = len(found)
-        return found
+        request.prefix.common = len(blocks)
+        return blocks
 
     def digest(self, request: Request, index: int) -> bytes:
         """The digest of the index-th block of a request with a salt."""
@@ -112,8 +112,8 @@ class PrefixCache:
 
     def offload_all(self, offload: BlockOffload) -> None:
         """Let the second tier keep the blocks that can be found, as far as it has room for them."""
-        found = [*self._blocks.items()][-offload.tier.place_blocks :]
-        for digest, block in reversed(found):
+        newest = [*self._blocks.items()][-offload.tier.place_blocks :]
+        for digest, block in reversed(newest):
             self._offload_blocks(offload, (block,), (digest,))
             offload.tier.settle()
 

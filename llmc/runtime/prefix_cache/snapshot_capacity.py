@@ -15,9 +15,9 @@ def snapshot_count(program: Program, state_cache_bytes: int | None, free: int) -
     if state_cache_bytes is not None and (type(state_cache_bytes) is not int or state_cache_bytes < 0):
         fix = "give a whole number of bytes, 0 for no snapshots, or None for a share of the free memory"
         raise bad_value("state_cache_bytes", state_cache_bytes, fix)
-    each = state_bytes(program.states)
-    if not each:
+    per_snapshot = state_bytes(program.states)
+    if not per_snapshot:
         return 0
     if state_cache_bytes is not None:
-        return state_cache_bytes // each
-    return min(PER_SEQUENCE * program.limits.max_sequences, int(MEMORY_FRACTION * free) // each)
+        return state_cache_bytes // per_snapshot
+    return min(PER_SEQUENCE * program.limits.max_sequences, int(MEMORY_FRACTION * free) // per_snapshot)

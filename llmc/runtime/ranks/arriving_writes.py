@@ -34,14 +34,14 @@ def writes_arrive(words: Sequence[Tensor], rank: int, queue: Queue, all_say: Cal
     so, given what this one does; they wait for each other in it.
     """
     ranks = len(words)
-    found: list[Tensor] = []
+    marks: list[Tensor] = []
 
     def write() -> None:
         for other in words:
             other[_TESTED + rank : _TESTED + rank + 1].fill_(_PATTERN + rank)
 
     def look() -> None:
-        found.extend(other[_TESTED : _TESTED + ranks].clone() for other in words)
+        marks.extend(other[_TESTED : _TESTED + ranks].clone() for other in words)
 
     def clear() -> None:
         words[rank][_TESTED : _TESTED + ranks].zero_()
@@ -51,7 +51,7 @@ def writes_arrive(words: Sequence[Tensor], rank: int, queue: Queue, all_say: Cal
         return False
     queue.run(look)
     expected = torch.arange(_PATTERN, _PATTERN + ranks, dtype=torch.int32)
-    is_there = queue.ends_within(_SECONDS) and all(bool((each.cpu() == expected).all()) for each in found)
+    is_there = queue.ends_within(_SECONDS) and all(bool((mark.cpu() == expected).all()) for mark in marks)
     if not all_say(is_there):
         return False
     queue.run(clear)

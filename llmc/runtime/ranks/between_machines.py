@@ -214,8 +214,8 @@ def _connect(store: Store, launch: Launch, engine: EngineDirectory) -> Channel:
     connection.settimeout(None)
     keep_alive(connection)
     channel = Channel(connection)
-    who = {"rank": launch.rank, "process": os.getpid(), "host": socket.gethostname(), "secret": secret}
-    channel.send({**asdict(Greeting.of(engine)), **who})
+    identity = {"rank": launch.rank, "process": os.getpid(), "host": socket.gethostname(), "secret": secret}
+    channel.send({**asdict(Greeting.of(engine)), **identity})
     return channel
 
 

@@ -27,7 +27,10 @@ class Channel:
         self.socket = connection
 
     def send(self, message: object, data: memoryview | bytes = b"") -> None:
-        """data: bytes that follow the message, for `receive_into`. Raises OSError if the other end is closed."""
+        """Send a JSON message.
+
+        data: bytes that follow the message, for `receive_into`. Raises OSError if the other end is closed.
+        """
         text = json.dumps(message).encode()
         self.socket.sendall(_LENGTH.pack(len(text)) + text)
         if data:

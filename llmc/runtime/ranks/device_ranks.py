@@ -114,13 +114,13 @@ class RankedDeviceExecutor:
     def _with_all(self, step: Step, run: Callable[[], _Found]) -> _Found:
         self._team.tell_step(step)
         try:
-            found = run()
+            result = run()
         except RuntimeError:  # The library's, which lost a rank.
             self._team.fail()
             self._team.check()
             raise
         self._team.check()
-        return found
+        return result
 
     def _leave(self) -> None:
         if self._place is not None:

@@ -35,12 +35,12 @@ def meet_gpus(rank: int, ranks: int, store: Store, memory: RankMemory) -> Device
     distributed.init_process_group("cpu:gloo,cuda:nccl", store=store, rank=rank, world_size=ranks, timeout=patience())
     host = distributed.new_group(backend="gloo")
     assert isinstance(host, distributed.ProcessGroup)
-    found = symmetric_memory(memory_bytes(ranks), device)
-    has_memory = _all(found is not None, host) and found is not None and _arrives(found, rank, ranks, host)
+    symmetric = symmetric_memory(memory_bytes(ranks), device)
+    has_memory = _all(symmetric is not None, host) and symmetric is not None and _arrives(symmetric, rank, ranks, host)
     if not has_memory:
         os.environ["NCCL_P2P_DISABLE"] = "1"
     _check_library(rank, ranks, device)
-    used = found if has_memory else None
+    used = symmetric if has_memory else None
     addresses = [0] * ranks if used is None else list(used.addresses)
     lost = None if used is None else used.own[4 * LOST_WORD : 4 * (LOST_WORD + 1)].view(torch.int32)
 
@@ -57,13 +57,13 @@ def meet_gpus(rank: int, ranks: int, store: Store, memory: RankMemory) -> Device
         leave()  # The others may have ended unexpectedly: aborting does not wait for them.
         part_from_group()
 
-    return DevicePlace(tables_of(rank, addresses).to(device), has_memory, leave, part, found)
+    return DevicePlace(tables_of(rank, addresses).to(device), has_memory, leave, part, symmetric)
 
 
 def _arrives(memory: SymmetricMemory, rank: int, ranks: int, host: distributed.ProcessGroup) -> bool:
     words = [memory.own if other == rank else memory.of_rank(other) for other in range(ranks)]
     queue = _Stream(torch.cuda.Stream(memory.own.device))
-    return writes_arrive([each.view(torch.int32) for each in words], rank, queue, lambda mine: _all(mine, host))
+    return writes_arrive([word.view(torch.int32) for word in words], rank, queue, lambda mine: _all(mine, host))
 
 
 @dataclass(frozen=True)
@@ -86,9 +86,9 @@ class _Stream:
 
 def _all(mine: bool, host: distributed.ProcessGroup) -> bool:
     """Whether the value is true on all ranks, which wait for each other."""
-    said = torch.tensor([int(mine)])
-    distributed.all_reduce(said, distributed.ReduceOp.MIN, group=host)
-    return bool(said.item())
+    vote = torch.tensor([int(mine)])
+    distributed.all_reduce(vote, distributed.ReduceOp.MIN, group=host)
+    return bool(vote.item())
 
 
 def _check_library(rank: int, ranks: int, device: torch.device) -> None:

@@ -20,7 +20,7 @@ def shared_bytes(ranks: int) -> int:
 def meet_interpreted(rank: int, ranks: int, store: Store, memory: RankMemory) -> DevicePlace:
     """Connect to all other ranks. All ranks call this together."""
     distributed.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=patience())
-    starts = [_PAGE + each * memory_bytes(ranks) for each in range(ranks)]
+    starts = [_PAGE + index * memory_bytes(ranks) for index in range(ranks)]
 
     def leave() -> None:
         for start in starts:

@@ -57,29 +57,29 @@ def _hops(layout: RankLayout) -> Iterator[list[Ends]]:
     here in the end: each rank has its own then."""
     pairs = {rank: socket.socketpair() for rank in range(layout.ranks) if layout.behind(rank) is not None}
     try:
-        found: list[Ends] = []
+        ends: list[Ends] = []
         for rank in range(layout.ranks):
             before = layout.before(rank)
-            found.append((None if before is None else pairs[before][1], pairs[rank][0] if rank in pairs else None))
-        yield found
+            ends.append((None if before is None else pairs[before][1], pairs[rank][0] if rank in pairs else None))
+        yield ends
     finally:
         for pair in pairs.values():
-            for each in pair:
-                each.close()
+            for socket_ in pair:
+                socket_.close()
 
 
 def _start(engine: EngineDirectory, rank: int, memory: SharedMemory, hops: Ends) -> Member:
     own, theirs = socket.socketpair()
     lifeline = Lifeline()
     numbers = (memory.descriptor, len(memory.bytes), theirs.fileno(), lifeline.worker_end)
-    neighbours = [each.fileno() for each in hops if each is not None]
+    neighbours = [hop.fileno() for hop in hops if hop is not None]
     try:
         process = subprocess.Popen(
             worker_command(
                 WORKER,
                 str(engine.path),
                 *map(str, numbers),
-                *("" if each is None else str(each.fileno()) for each in hops),
+                *("" if hop is None else str(hop.fileno()) for hop in hops),
             ),
             env=worker_environment(),
             stdin=subprocess.DEVNULL,

@@ -34,8 +34,10 @@ class StepRows:
         return StepRows(memory, rank, taking, giving)
 
     def run(self, executor: CppExecutor, step: Step, number: int) -> None:
-        """A step, in the order in which the first rank has told of them. Without the rows that it continues from it
-        does nothing: a rank is lost, or the first one has given the step up."""
+        """Run this rank's part of a step. Steps run in the order in which the first rank announced them.
+
+        Does nothing if the rows of the rank before do not arrive: a rank is lost, or the first one gave up the step.
+        """
         if self.taking is not None and self.rank:
             if not self.taking.take(number):
                 return

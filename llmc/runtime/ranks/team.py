@@ -125,8 +125,8 @@ class Team:
         awaited = self._awaited(self._progress())
         if awaited is not None:
             return awaited
-        seen = [each for each in self._members if each.shares_memory]
-        return next((each for each in seen if int(self.memory.ended(each.rank)[0]) <= number), None)
+        seen = [member for member in self._members if member.shares_memory]
+        return next((member for member in seen if int(self.memory.ended(member.rank)[0]) <= number), None)
 
     def lose(self, member: Member | None, how: str) -> None:
         """Mark a rank as lost. how: what happened to it, for the error."""
@@ -198,7 +198,7 @@ class Team:
                 for rank in range(first, first + layout.tensor)
             )
 
-        late = [each for each in self._members if each.shares_memory and behind(each) > 0]
+        late = [member for member in self._members if member.shares_memory and behind(member) > 0]
         return max(late, key=behind, default=None)
 
 

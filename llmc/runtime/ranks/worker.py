@@ -26,7 +26,7 @@ def main(arguments: list[str]) -> None:
     """Run a rank with the arguments of local_ranks: the engine, then descriptors and numbers."""
     path = Path(arguments[0])
     descriptor, nbytes, connection, lifeline = map(int, arguments[1:5])
-    before, behind = (Channel(socket.socket(fileno=int(each))) if each else None for each in arguments[5:7])
+    before, behind = (Channel(socket.socket(fileno=int(argument))) if argument else None for argument in arguments[5:7])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the first rank.
     end_with(lifeline)
     channel, shared = Channel(socket.socket(fileno=connection)), SharedMemory(descriptor, nbytes)
@@ -91,7 +91,7 @@ def serve_steps(
 
 
 def take_cores(index: int, count: int) -> None:
-    """An equal part of this process's, so that the ranks of a machine do not displace each other.
+    """Pin this process to an equal part of its cores, so that the ranks of a machine do not displace each other.
 
     Not for the first rank: its process belongs to the user, and its other threads and engines would also be pinned.
     """

@@ -89,7 +89,7 @@ class BeamSearch:
 
     def results(self) -> list[ChoiceResult]:
         """The best hypotheses first."""
-        return [found for _, found in self._hypotheses[: self._params.n]]
+        return [result for _, result in self._hypotheses[: self._params.n]]
 
     def stop(self, reason: FinishReason) -> None:
         """End the search with its current beams: the complete ones, then the live ones."""
@@ -133,7 +133,7 @@ class BeamSearch:
         RequestError."""
         if self.finished or len(self._reports) < len(self._live):
             return
-        candidates = [candidate for found in self._reports.values() for candidate in found]
+        candidates = [candidate for report in self._reports.values() for candidate in report]
         self._reports = {}
         if not candidates and not self._hypotheses:
             raise nothing_allowed(self._params)
@@ -205,16 +205,16 @@ class BeamSearch:
         score = length_score(total, max(1, len(logprobs)), self._params.length_penalty)
         if text is not None:
             text.finish()
-        found = ChoiceResult(
-            token_ids=tuple(each.token_id for each in logprobs),
+        hypothesis = ChoiceResult(
+            token_ids=tuple(logprob.token_id for logprob in logprobs),
             finish_reason=end.finish_reason,
             stop_reason=end.stop_reason,
             logprobs=None if self._params.logprobs is None else logprobs,
-            cumulative_logprob=sum(each.logprob for each in logprobs),
+            cumulative_logprob=sum(logprob.logprob for logprob in logprobs),
             text=None if text is None else text.text(),
         )
-        self._hypotheses.append((score, found))
-        self._hypotheses.sort(key=lambda each: each[0], reverse=True)
+        self._hypotheses.append((score, hypothesis))
+        self._hypotheses.sort(key=lambda scored: scored[0], reverse=True)
         del self._hypotheses[self.width :]
 
     def _end(self) -> None:
@@ -264,6 +264,6 @@ class Beam(Request):
         self.text = text
 
     def expire(self) -> None:
-        """The search's deadline has passed."""
+        """Stop the search, whose deadline has passed."""
         if not self.search.finished:
             self.search.stop("deadline")

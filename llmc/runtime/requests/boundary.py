@@ -32,13 +32,13 @@ def attempt(work: Callable[[*Given], Found], *given: *Given) -> Found | RequestE
 
 
 def attempts(work: Callable[[*Given], Found], rows: Iterable[tuple[*Given]]) -> list[Found | RequestError]:
-    """The same of each row of arguments, one request's each; `rows` itself is on this side of the boundary."""
+    """Call `attempt` for each row of arguments, one request per row. Errors of the iterable itself are raised."""
     return [attempt(work, *row) for row in rows]
 
 
-def errors(names: Iterable[Name], found: Iterable[object]) -> dict[Name, RequestError]:
+def errors(names: Iterable[Name], outcomes: Iterable[object]) -> dict[Name, RequestError]:
     """The errors among the results of `attempts`, by the names at the same places."""
-    return {name: each for name, each in zip(names, found, strict=True) if isinstance(each, RequestError)}
+    return {name: outcome for name, outcome in zip(names, outcomes, strict=True) if isinstance(outcome, RequestError)}
 
 
 @contextmanager
@@ -61,12 +61,12 @@ def fault(error: BaseException) -> RequestError:
     if is_ours and isinstance(error, RequestError):
         return error
     if is_ours and isinstance(error, LlmcError):
-        found = RequestFaultError(error.problem, at=error.at, fix=error.fix)
+        request_error = RequestFaultError(error.problem, at=error.at, fix=error.fix)
     else:
-        said = words_of(error)
-        found = RequestFaultError(
-            f"{type(error).__name__} was raised while the request was served{': ' * bool(said)}{said}",
+        reason = words_of(error)
+        request_error = RequestFaultError(
+            f"{type(error).__name__} was raised while the request was served{': ' * bool(reason)}{reason}",
             fix="see the exception that caused this error; other requests go on",
         )
-    found.__cause__ = error
-    return found
+    request_error.__cause__ = error
+    return request_error

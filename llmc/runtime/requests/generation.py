@@ -65,7 +65,7 @@ class Generation(SampledRequest):
     @property
     def cumulative_logprob(self) -> float | None:
         """The sum over the output's tokens, if they have log-probabilities."""
-        return None if self.logprobs is None else sum(each.logprob for each in self.logprobs)
+        return None if self.logprobs is None else sum(logprob.logprob for logprob in self.logprobs)
 
     @property
     def choice(self) -> RowChoice | None:
@@ -106,8 +106,8 @@ class Generation(SampledRequest):
             best = int(row.argmax())
             if not np.isfinite(row[best]):
                 raise unusable_logits(best, float(row[best]), self.sampler.dtype)
-            found = token_logprobs(row, self.tokens[position], self._prompt_logprob_count)
-            self.prompt_logprobs.append(found)
+            logprobs = token_logprobs(row, self.tokens[position], self._prompt_logprob_count)
+            self.prompt_logprobs.append(logprobs)
         if start + len(logits) < len(self.tokens):
             return
         for choice in (self, *self._siblings):

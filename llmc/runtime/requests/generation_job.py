@@ -72,8 +72,8 @@ class SampledJob:
         reached."""
         if not self.first.scored_end:
             return None
-        found = self.first.prompt_logprobs
-        return (None, *found, *[None] * (self.first.prompt_tokens - 1 - len(found)))
+        logprobs = self.first.prompt_logprobs
+        return (None, *logprobs, *[None] * (self.first.prompt_tokens - 1 - len(logprobs)))
 
     def stop(self, reason: FinishReason) -> None:
         """End every choice."""

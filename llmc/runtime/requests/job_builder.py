@@ -38,13 +38,13 @@ def check_task(head: Head | None, *, wants_row: bool) -> None:
             "the engine generates text and cannot return vectors, scores or labels",
             fix="for those, build an engine with task=embed, score or classify (--task) of a model that is made for it",
         )
-    given = {
+    outputs = {
         Task.EMBED: "vectors of texts (embed, or POST /v1/embeddings)",
         Task.SCORE: "scores of texts (score, or POST /v1/rerank)",
     }
-    what = given.get(head.task, "labels of texts (classify, or POST /v1/classify)")
+    output = outputs.get(head.task, "labels of texts (classify, or POST /v1/classify)")
     raise RequestError(
-        f"the engine returns {what} and generates no text",
+        f"the engine returns {output} and generates no text",
         fix="to generate, build an engine with task=generate (--task) of a model that is made for it",
     )
 

@@ -76,8 +76,8 @@ def breaker_tokens(breakers: Sequence[str], tokenizer: Tokenizer) -> frozenset[i
             at="dry_sequence_breakers",
             fix="set dry_sequence_breakers=(), or rebuild from a model directory with a tokenizer.json",
         )
-    found: set[int] = set()
+    tokens: set[int] = set()
     for text in breakers:
         # After a letter, so that a tokenizer that puts a space before every text puts it there.
-        found |= tokenizer.tokens_containing(text) or set(tokenizer.encode("a" + text, add_special_tokens=False)[-1:])
-    return frozenset(found)
+        tokens |= tokenizer.tokens_containing(text) or set(tokenizer.encode("a" + text, add_special_tokens=False)[-1:])
+    return frozenset(tokens)

@@ -100,7 +100,7 @@ def _uniform(words: Words) -> Floats:
 def _words(places: Words, seed: int | Ints, counter: int | Ints) -> list[Words]:
     """Four random words for each place; seeds and counters are one, or one a place."""
     words = [places, *(np.zeros_like(places),) * 3]
-    low, high = (np.asarray(each & 0xFFFFFFFF).astype(np.uint64) for each in (seed, counter))
+    low, high = (np.asarray(number & 0xFFFFFFFF).astype(np.uint64) for number in (seed, counter))
     for _ in range(10):
         even, odd = words[0] * np.uint64(0xD2511F53), words[2] * np.uint64(0xCD9E8D57)
         words = [

@@ -102,6 +102,6 @@ def bad_word_sequences(words: Sequence[str], tokenizer: Tokenizer, vocab_size: i
             "bad_words are texts, and the engine has no tokenizer", at="bad_words", fix="use logit_bias with token ids"
         )
     texts = [space + word.lstrip() for word in words for space in ("", " ")]
-    found = {tuple(tokenizer.encode(text, add_special_tokens=False)) for text in texts}
+    sequences = {tuple(tokenizer.encode(text, add_special_tokens=False)) for text in texts}
     # A tokenizer may know more tokens than the model.
-    return {ids for ids in found if ids and max(ids) < vocab_size}
+    return {ids for ids in sequences if ids and max(ids) < vocab_size}

@@ -35,18 +35,20 @@ class CheckedProcessor:
         split = written.prompt_tokens
         shape = scores.shape
         try:
-            given = self.function(ids[:split], ids[split:], scores) if self.takes_prompt else self.function(ids, scores)
+            returned = (
+                self.function(ids[:split], ids[split:], scores) if self.takes_prompt else self.function(ids, scores)
+            )
         except Exception as error:
             raise self._failure(f"raised {type(error).__name__}: {words_of(error)}", "mend the function") from error
         fix = f"return the logits, a float32 array of shape {list(shape)}"
-        if given is None:
+        if returned is None:
             raise self._failure("returned None", fix)
         try:
             # The function may keep what it returned, and what follows here changes the row.
-            row = scores if given is scores else np.array(given, np.float32)
+            row = scores if returned is scores else np.array(returned, np.float32)
         except (TypeError, ValueError, RuntimeError) as error:
             raise self._failure(
-                f"returned a {type(given).__name__} that is not an array: {words_of(error)}", fix
+                f"returned a {type(returned).__name__} that is not an array: {words_of(error)}", fix
             ) from error
         if row.shape != shape:
             raise self._failure(f"returned an array of shape {list(row.shape)}", fix)

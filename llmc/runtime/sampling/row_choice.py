@@ -35,7 +35,7 @@ class RowChoice(NamedTuple):
         return StepOutput.FILTERED if is_filtered else StepOutput.DRAWN
 
     def later(self, count: int) -> "RowChoice":
-        """The same choice for the token after the next `count` tokens."""
+        """This choice, for the token after the next `count` tokens."""
         return self if self is BEST else self._replace(counters=self.counters + count)
 
 

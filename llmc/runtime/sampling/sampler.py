@@ -36,10 +36,10 @@ class TokenMask(Protocol):
         """Return for each token id whether it may come next: [vocabulary]. Valid until the next call."""
 
     def accept(self, token: int) -> None:
-        """The token was chosen."""
+        """Advance the grammar by the chosen token."""
 
     def allowed_after(self, tokens: Sequence[int]) -> npt.NDArray[np.bool_] | None:
-        """Return the same after these tokens; None if they may not come, or nothing may follow them."""
+        """Return the tokens allowed after these, as `allowed`; None if these are not allowed or nothing may follow."""
 
     def count_acceptable(self, tokens: Sequence[int]) -> int:
         """The number of these tokens, from the first on, that are allowed consecutively."""
@@ -118,10 +118,10 @@ class Sampler:
         """The distribution that `sample` draws from, given the result of `scores` or `scores_ahead`: [vocabulary],
         after all filters."""
         ids, weights = candidates(scores, best, self._params)
-        found = np.zeros(len(scores))
-        found[slice(None) if ids is None else ids] = weights
-        found /= found.sum()
-        return found
+        probabilities = np.zeros(len(scores))
+        probabilities[slice(None) if ids is None else ids] = weights
+        probabilities /= probabilities.sum()
+        return probabilities
 
     @property
     def place(self) -> tuple[int, int]:
@@ -278,17 +278,17 @@ def choose(
     rows = zip(samplers, logits, strict=True)
     if draw is None:
         return attempts(Sampler.sample, rows)
-    found = attempts(_sampled_or_scored, rows)
-    scored = [(index, each) for index, each in enumerate(found) if isinstance(each, _Scored)]
+    outcomes = attempts(_sampled_or_scored, rows)
+    scored = [(index, outcome) for index, outcome in enumerate(outcomes) if isinstance(outcome, _Scored)]
     if scored:
-        scores, choices = np.stack([each.scores for _, each in scored]), [each.choice for _, each in scored]
+        scores, choices = np.stack([entry.scores for _, entry in scored]), [entry.choice for _, entry in scored]
         for (index, _), token in zip(scored, draw(scores, RowChoices.of(choices)).tolist(), strict=True):
-            found[index] = attempt(samplers[index].accept, token) or token
-    return [each for each in found if not isinstance(each, _Scored)]
+            outcomes[index] = attempt(samplers[index].accept, token) or token
+    return [outcome for outcome in outcomes if not isinstance(outcome, _Scored)]
 
 
 def choose_largest(samplers: Sequence[Sampler], logits: Logits, rows: Sequence[int]) -> Sequence[int | RequestError]:
-    """The same for samplers that all take the largest; `rows` ascend."""
+    """Return the token with the largest logit of each row, or the reason for none. rows: of the logits, ascending."""
     if rows[-1] != len(rows) - 1:
         logits = logits[list(rows)]
     best = logits[: len(rows)].argmax(axis=1)
@@ -311,19 +311,19 @@ def _sampled_or_scored(sampler: Sampler, logits: Row) -> int | _Scored:
 
 
 def _checked(tokens: TokenIds, logits: Row, dtype: str) -> Sequence[int | RequestError]:
-    found: list[int | RequestError] = tokens.tolist()
+    results: list[int | RequestError] = tokens.tolist()
     for index in np.flatnonzero(~np.isfinite(logits)):
-        found[index] = unusable_logits(int(tokens[index]), float(logits[index]), dtype)
-    return found
+        results[index] = unusable_logits(int(tokens[index]), float(logits[index]), dtype)
+    return results
 
 
 def nothing_allowed(params: SamplingParams) -> RequestError:
     """The error if all tokens are forbidden."""
     names = ("grammar", "min_tokens", "stop_token_ids", "bad_words", "allowed_token_ids", "logits_processors")
-    given = [name for name in names if getattr(params, name)]
+    rules = [name for name in names if getattr(params, name)]
     return RequestError(
-        f"no token is allowed next: {' and '.join(given) or 'the model'} forbid{'s' * (len(given) < 2)} all of them",
-        at=", ".join(given) or None,
+        f"no token is allowed next: {' and '.join(rules) or 'the model'} forbid{'s' * (len(rules) < 2)} all of them",
+        at=", ".join(rules) or None,
         fix="forbid less",
     )
 

@@ -76,7 +76,7 @@ def chosen_params(params: SamplingParams | None, keywords: SamplingKeywords) -> 
 def params_of_each(
     count: int, params: SamplingParams | Sequence[SamplingParams] | None, keywords: SamplingKeywords
 ) -> list[SamplingParams]:
-    """The same for `count` prompts, which may have one params each."""
+    """The sampling parameters of each of `count` prompts: one for all, or one each. Raises as `chosen_params`."""
     if params is None or isinstance(params, SamplingParams):
         return [chosen_params(params, keywords)] * count
     if not isinstance(params, Sequence):
@@ -88,9 +88,9 @@ def params_of_each(
             f"{count} prompts came with {len(params)} sampling parameters",
             fix="give one SamplingParams for all prompts, or one for each",
         )
-    for each in params:
-        if not isinstance(each, SamplingParams):
-            raise _no_params(each)
+    for param in params:
+        if not isinstance(param, SamplingParams):
+            raise _no_params(param)
     return list(params)
 
 

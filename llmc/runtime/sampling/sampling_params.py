@@ -196,7 +196,7 @@ class SamplingParams:
         functions: Any = self.logits_processors
         if not isinstance(functions, tuple | list):
             self._refuse("logits_processors", "a list of functions")
-        if not all(callable(each) and argument_count(each) is not None for each in functions):
+        if not all(callable(function) and argument_count(function) is not None for function in functions):
             self._refuse("logits_processors", "functions of (token ids, logits) or (prompt ids, output ids, logits)")
         object.__setattr__(self, "logits_processors", tuple(functions))
 

@@ -31,7 +31,10 @@ class AnswerPlan:
 
 
 def answer_plan(model: ServedModel, body: ChatRequest, tools: ToolPlan, prompt: str) -> AnswerPlan:
-    """prompt: the template's text, which may have begun the thinking."""
+    """Plan how to read a chat answer: its grammar, its reader, and its thinking.
+
+    prompt: the template's text, which may have begun the thinking.
+    """
     thinking = _thinking(model, body, prompt)
     grammar = tools.grammar
     if grammar is not None and thinking is not None:

@@ -47,8 +47,8 @@ class RequireApiKey:
     def _allows(self, authorization: str) -> bool:
         # Digests, since comparing keys would tell by its time how long they are; and all of them, since stopping at the
         # matching key would reveal its position.
-        given = _digest(presented_key(authorization))
-        return sum(hmac.compare_digest(given, key) for key in self._keys) > 0
+        digest = _digest(presented_key(authorization))
+        return sum(hmac.compare_digest(digest, key) for key in self._keys) > 0
 
 
 class TrustRouter:

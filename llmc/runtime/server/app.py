@@ -52,8 +52,8 @@ def application(middleware: Sequence[Middleware], *routes: APIRouter) -> FastAPI
     """Return the application with the live page, the page of the routes, and errors in OpenAI's shape."""
     # FastAPI's page of the routes loads scripts from elsewhere; routes/docs.py has another.
     app = FastAPI(title="llmc", docs_url=None, redoc_url=None, middleware=middleware)
-    for each in (*routes, page_routes(), docs_routes(app)):
-        app.include_router(each)
+    for router in (*routes, page_routes(), docs_routes(app)):
+        app.include_router(router)
     add_error_handlers(app)
     return app
 
@@ -62,20 +62,20 @@ def outer_middleware(lifecycle: Lifecycle, options: ServeOptions, hosts: Sequenc
     """Middleware, outermost first: request id, host check, API key, lifecycle, body limit. hosts: allowed host names;
     None allows any.
     """
-    found = [Middleware(NameRequests, behind_router=options.behind_router)]
+    layers = [Middleware(NameRequests, behind_router=options.behind_router)]
     if hosts is not None:
-        found.append(Middleware(CheckHost, hosts=hosts))
+        layers.append(Middleware(CheckHost, hosts=hosts))
     if options.allowed_origins:
         origins = list(options.allowed_origins)
-        found.append(Middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"]))
+        layers.append(Middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"]))
     if options.behind_router:
-        found.append(Middleware(TrustRouter))
+        layers.append(Middleware(TrustRouter))
     if options.api_keys:
         is_open = OPEN_PATHS | {"/metrics"} if options.metrics_without_key else OPEN_PATHS
-        found.append(Middleware(RequireApiKey, keys=options.api_keys, open_paths=is_open))
-    found += [
+        layers.append(Middleware(RequireApiKey, keys=options.api_keys, open_paths=is_open))
+    layers += [
         Middleware(CountRequests, lifecycle=lifecycle),
         Middleware(EndOrderly, lifecycle=lifecycle),
         Middleware(LimitBody, max_bytes=options.max_body_bytes, seconds=_BODY_SECONDS),
     ]
-    return found
+    return layers

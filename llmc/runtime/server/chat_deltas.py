@@ -164,7 +164,7 @@ class WithoutEnd(ChatDeltas):
 
 
 def call_json(index: int, name: str, identity: str) -> Json:
-    """A tool call that begins in this delta."""
+    """The JSON of a tool call that begins in this delta."""
     return {"index": index, "id": identity, "type": "function", "function": {"name": name, "arguments": ""}}
 
 

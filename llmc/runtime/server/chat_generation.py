@@ -24,16 +24,20 @@ def generation_request(
     tenant: str | None,
     limit_field: str = "max_tokens",
 ) -> GenerationRequest:
-    """tenant: cached prefixes are shared within it. limit_field: the request's field with the token limit."""
-    asked = asked_tokens(body)
-    if asked == 0:
+    """Return the engine's request for a chat request.
+
+    tenant: cached prefixes are shared within it. limit_field: the field of the body with the token limit. Raises
+    ApiError for values that contradict each other.
+    """
+    max_tokens = asked_tokens(body)
+    if max_tokens == 0:
         raise bad_request("max_tokens is at least 1", "max_tokens")
     if body.top_logprobs is not None and not body.logprobs:
         raise bad_request("top_logprobs needs logprobs=true", "top_logprobs")
     params = sampling_params(
         body,
         model.defaults,
-        max_tokens=model.output_limit(asked, len(ids), limit_field),
+        max_tokens=model.output_limit(max_tokens, len(ids), limit_field),
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         prompt_logprobs=body.prompt_logprobs,
         grammar=plan.grammar,

@@ -20,28 +20,28 @@ _THINKING_SWITCHES = ("enable_thinking", "thinking")
 async def chat_prompt(
     model: ServedModel, body: ChatRequest | TokenizeRequest, messages: Sequence[Message], *, shows_tools: bool = True
 ) -> RenderedPrompt:
-    """messages: those of the body that the prompt is made of."""
-    given = TemplateInput(
+    """Render the prompt of a chat request. messages: the messages of the body to render."""
+    template_input = TemplateInput(
         messages=[checked_message(message) for message in messages],
         tools=[known_of(tool) for tool in body.tools] if body.tools and shows_tools else None,
         add_generation_prompt=body.add_generation_prompt,
         continue_final_message=body.continue_final_message,
         extra=template_variables(body) if isinstance(body, ChatRequest) else body.chat_template_kwargs,
     )
-    return await model.render(given, body.chat_template)
+    return await model.render(template_input, body.chat_template)
 
 
 def checked_message(message: Message) -> dict[str, Any]:
     """A message in OpenAI's form with its content as one text. 400 for text that cannot be tokenized, and for a message
     without required content."""
-    found = message.model_dump(exclude_none=True)
+    checked = message.model_dump(exclude_none=True)
     for text in (message.text(), message.reasoning, message.reasoning_content):
         if text is not None:
             check_text(text, "messages")
-    found |= {"content": message.text()}
-    if says_nothing(found):
+    checked |= {"content": message.text()}
+    if says_nothing(checked):
         raise bad_request(f"a message of the role {message.role!r} has no content", "messages")
-    return found
+    return checked
 
 
 def template_variables(body: ChatRequest) -> dict[str, Any]:

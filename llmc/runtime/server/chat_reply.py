@@ -86,11 +86,11 @@ class ChatReply(Reply[ChatRequest]):
         """The choice's entries in chunks: first the role, then what the text adds, the last with the finish reason."""
         choice = self._choices[delta.index]
         reason = delta.finish_reason
-        found = choice.reader.feed(delta.text, ending_of(delta))
+        parts = choice.reader.feed(delta.text, ending_of(delta))
         if not choice.begun:
-            found.insert(0, {"role": "assistant", "content": self._echoed})
+            parts.insert(0, {"role": "assistant", "content": self._echoed})
             choice.begun = True
-        choice.deltas += found
+        choice.deltas += parts
         logprobs = [
             logprob_json(self._model.texts, entry, self._body.top_logprobs or 0, self._text)
             for entry in delta.logprobs or ()
@@ -100,10 +100,10 @@ class ChatReply(Reply[ChatRequest]):
         choice.stop_reason = delta.stop_reason
         if reason is not None:
             choice.finish_reason = choice.reader.finish_reason(reason)
-        if not found and (reason is not None or logprobs):
-            found = [{}]
+        if not parts and (reason is not None or logprobs):
+            parts = [{}]
         entries: list[Json] = [
-            {"index": delta.index, "delta": part, "logprobs": None, "finish_reason": None} for part in found
+            {"index": delta.index, "delta": part, "logprobs": None, "finish_reason": None} for part in parts
         ]
         if entries:
             if self._body.logprobs and logprobs:

@@ -82,8 +82,10 @@ class CompletionReply(Reply[CompletionRequest]):
         for i, choice in enumerate(self._choices):
             entry = self._entry(i, choice.text, choice.logprobs or None, choice.finish_reason, choice.stop_reason)
             if self._body.prompt_logprobs is not None:
-                found = self._prompt_logprobs[i // self._per_prompt]
-                entry["prompt_logprobs"] = None if found is None else prompt_logprobs_json(self._model.texts, found)
+                logprobs = self._prompt_logprobs[i // self._per_prompt]
+                entry["prompt_logprobs"] = (
+                    None if logprobs is None else prompt_logprobs_json(self._model.texts, logprobs)
+                )
             if self._body.return_token_ids:
                 prompt = self._prompts[i // self._per_prompt]
                 entry |= {"token_ids": choice.tokens, "prompt_token_ids": list(prompt.ids)}
@@ -99,22 +101,22 @@ class CompletionReply(Reply[CompletionRequest]):
         number = index * self._per_prompt + delta.index
         choice = self._choices[number]
         text: str = ""
-        told: list[_Told] = []
+        sent: list[_Told] = []
         if not choice.begun and self._body.echo:
-            prompt, found = self._prompts[index], self._prompt_logprobs[index]
+            prompt, prompt_logprobs = self._prompts[index], self._prompt_logprobs[index]
             text, choice.prompt = prompt.text, len(prompt.text)
-            if found is not None:
+            if prompt_logprobs is not None:
                 offsets = prompt_offsets(self._tokenizer, prompt.text, prompt.ids)
-                told += map(_Told, prompt.ids, offsets, found)
+                sent += map(_Told, prompt.ids, offsets, prompt_logprobs)
         choice.begun = True
         if not self._drops_output:
             text += delta.text
             choice.tokens += delta.token_ids
             for known in delta.logprobs or ():
                 offset = choice.prompt + choice.offsets.next(known.token_id)
-                told.append(_Told(known.token_id, offset, known))
+                sent.append(_Told(known.token_id, offset, known))
         choice.text += text
-        logprobs = None if self._body.logprobs is None else self._logprobs(told)
+        logprobs = None if self._body.logprobs is None else self._logprobs(sent)
         for name, values in (logprobs or {}).items():
             choice.logprobs.setdefault(name, []).extend(values)
         if delta.finish_reason is not None and "text_offset" in choice.logprobs:
@@ -130,13 +132,13 @@ class CompletionReply(Reply[CompletionRequest]):
     def _entry(self, number: int, text: str, logprobs: Json | None, finish: str | None, stop: str | int | None) -> Json:
         return {"index": number, "text": text, "logprobs": logprobs, "finish_reason": finish, "stop_reason": stop}
 
-    def _logprobs(self, told: Sequence["_Told"]) -> dict[str, list[Any]]:
+    def _logprobs(self, sent: Sequence["_Told"]) -> dict[str, list[Any]]:
         """Tokens in OpenAI's four parallel lists; the first of a prompt has no probability."""
         return {
-            "text_offset": [each.offset for each in told],
-            "token_logprobs": [None if each.entry is None else each.entry.logprob for each in told],
-            "tokens": [self._text(each.token) for each in told],
-            "top_logprobs": [None if each.entry is None else self._top(each.entry) for each in told],
+            "text_offset": [item.offset for item in sent],
+            "token_logprobs": [None if item.entry is None else item.entry.logprob for item in sent],
+            "tokens": [self._text(item.token) for item in sent],
+            "top_logprobs": [None if item.entry is None else self._top(item.entry) for item in sent],
         }
 
     def _top(self, entry: TokenLogprobs) -> dict[str, float]:

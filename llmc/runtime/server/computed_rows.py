@@ -54,12 +54,12 @@ def readable_text(model: ServedModel, fields: RowFields, text: str) -> str:
 def cut(model: ServedModel, fields: RowFields, ids: list[int]) -> list[int]:
     """The tokens that are read. Raises ContextLengthError for texts longer than the engine accepts, unless the request
     sets how to truncate them."""
-    asked = fields.truncate_prompt_tokens
-    if asked is None and len(ids) > model.max_model_len:
+    limit = fields.truncate_prompt_tokens
+    if limit is None and len(ids) > model.max_model_len:
         raise too_long(f"{len(ids)} tokens", model.max_model_len, "input", CUT_IT)
-    if asked == 0:
+    if limit == 0:
         raise bad_request("truncate_prompt_tokens is -1 or at least 1", "truncate_prompt_tokens")
-    most = model.max_model_len if asked is None or asked < 0 else min(asked, model.max_model_len)
+    most = model.max_model_len if limit is None or limit < 0 else min(limit, model.max_model_len)
     return model.engine.engine.tokenizer.cut(ids, most, keeps_start=fields.truncation_side == "right")
 
 

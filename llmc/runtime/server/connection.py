@@ -23,8 +23,8 @@ async def while_connected(receive: Receive, work: Coroutine[Any, Any, Result]) -
             raise ClientLeft
         return await task
     finally:
-        for each in (task, gone):
-            each.cancel()
+        for pending in (task, gone):
+            pending.cancel()
         await asyncio.gather(task, gone, return_exceptions=True)
 
 

@@ -66,15 +66,15 @@ class EngineCollector(Collector):
         *labels: str,
     ) -> Metric:
         """samples: what each label says, and the value."""
-        found = kind(f"llmc:{name}", text, labels=["model_name", *labels])
+        family = kind(f"llmc:{name}", text, labels=["model_name", *labels])
         for *values, number in samples:
-            found.add_metric([self._model, *values], number)
-        return found
+            family.add_metric([self._model, *values], number)
+        return family
 
 
 def gauges(stats: EngineStats) -> list[tuple[str, str, float]]:
     """Name, description and value of each gauge."""
-    found: list[tuple[str, str, float]] = [
+    samples: list[tuple[str, str, float]] = [
         ("num_requests_running", "Sequences that hold KV blocks.", stats.running),
         ("num_requests_waiting", "Sequences that wait for their first step.", stats.waiting),
         ("kv_cache_usage_perc", "Share of KV blocks in use, 1 is all.", stats.cache_usage),
@@ -82,24 +82,24 @@ def gauges(stats: EngineStats) -> list[tuple[str, str, float]]:
         ("kv_cache_blocks_cached", "KV blocks that only the prefix cache holds.", stats.blocks_cached),
     ]
     if stats.snapshots is not None:
-        found.append(("state_snapshots", "Snapshots of states that there is room for.", stats.snapshots.total))
-        found.append(("state_snapshots_used", "Snapshots of states that prefixes have.", stats.snapshots.used))
+        samples.append(("state_snapshots", "Snapshots of states that there is room for.", stats.snapshots.total))
+        samples.append(("state_snapshots_used", "Snapshots of states that prefixes have.", stats.snapshots.used))
     if stats.offload is not None:
-        found += [
+        samples += [
             ("kv_offload_max_bytes", "Bytes that the second tier may hold.", stats.offload.max_bytes),
             ("kv_offload_bytes", "Bytes that the second tier holds.", stats.offload.bytes),
             ("kv_offload_blocks", "KV blocks in the second tier.", stats.offload.blocks),
             ("kv_offload_requests", "Sequences that wait with their blocks in the second tier.", stats.offload.swapped),
         ]
     if stats.output_cache is not None:
-        found.append(("output_cache_bytes", "Bytes that the cache of outputs holds.", stats.output_cache.bytes))
-        found.append(("output_cache_entries", "Outputs in the cache of outputs.", stats.output_cache.entries))
-    return found
+        samples.append(("output_cache_bytes", "Bytes that the cache of outputs holds.", stats.output_cache.bytes))
+        samples.append(("output_cache_entries", "Outputs in the cache of outputs.", stats.output_cache.entries))
+    return samples
 
 
 def counters(stats: EngineStats) -> list[tuple[str, str, float]]:
     """Name, description and value of each counter."""
-    found: list[tuple[str, str, float]] = [
+    samples: list[tuple[str, str, float]] = [
         ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", stats.prefix_cache_queries),
         ("prefix_cache_hits", "Prompt tokens found in the prefix cache.", stats.prefix_cache_hits),
         ("num_preemptions", "Sequences that had to give their blocks back.", stats.preemptions),
@@ -109,7 +109,7 @@ def counters(stats: EngineStats) -> list[tuple[str, str, float]]:
         ("engine_restarts", "Number of times that the engine was reopened after a failed step.", stats.restarts),
     ]
     if stats.offload is not None:
-        found += [
+        samples += [
             ("kv_offload_hits", "Tokens that came from the second tier.", stats.offload.hits),
             ("kv_offload_stored_blocks", "KV blocks that went to the second tier.", stats.offload.stored_blocks),
             ("kv_offload_stored_bytes", "Bytes that went to the second tier.", stats.offload.stored_bytes),
@@ -119,11 +119,11 @@ def counters(stats: EngineStats) -> list[tuple[str, str, float]]:
             ("kv_offload_damaged_blocks", "KV blocks that were not what it had kept.", stats.offload.damaged_blocks),
         ]
     if stats.output_cache is not None:
-        found.append(("output_cache_queries", "Requests looked up in the cache.", stats.output_cache.queries))
-        found.append(("output_cache_hits", "Requests answered from the cache.", stats.output_cache.hits))
+        samples.append(("output_cache_queries", "Requests looked up in the cache.", stats.output_cache.queries))
+        samples.append(("output_cache_hits", "Requests answered from the cache.", stats.output_cache.hits))
     if stats.speculation is not None:
-        found.append(("spec_decode_num_drafts", "Proposals of one or more tokens.", stats.speculation.drafts))
-        found.append(("spec_decode_num_draft_tokens", "Tokens drafted.", stats.speculation.draft_tokens))
+        samples.append(("spec_decode_num_drafts", "Proposals of one or more tokens.", stats.speculation.drafts))
+        samples.append(("spec_decode_num_draft_tokens", "Tokens drafted.", stats.speculation.draft_tokens))
         accepted = stats.speculation.accepted_tokens
-        found.append(("spec_decode_num_accepted_tokens", "Accepted drafts.", accepted))
-    return found
+        samples.append(("spec_decode_num_accepted_tokens", "Accepted drafts.", accepted))
+    return samples

@@ -86,20 +86,20 @@ def answer_to(scope: Scope, error: Exception) -> ApiError:
     """
     traceback: BaseException | None = None
     if isinstance(error, ApiError):
-        found = error
+        answer = error
     elif isinstance(error, LlmcError):
-        found, traceback = of_llmc_error(error), error.__cause__
+        answer, traceback = of_llmc_error(error), error.__cause__
     else:
-        found, traceback = ApiError(500, "the server failed; its log says why"), error
-    if found.status != 500:
-        return found
+        answer, traceback = ApiError(500, "the server failed; its log says why"), error
+    if answer.status != 500:
+        return answer
     identity = request_id(scope)
-    asked = f"{scope['method']} {scope['path']!r:.200}"
+    request_line = f"{scope['method']} {scope['path']!r:.200}"
     reason = words_of(error, 1000)
     if not isinstance(error, LlmcError):
         reason = f"{type(error).__name__}: {reason}"
-    _log.error("request %s, %s: 500: %s", identity, asked, reason, exc_info=traceback)
-    return ApiError(500, f"{found.message} (request {identity})", param=found.param, code=found.code)
+    _log.error("request %s, %s: 500: %s", identity, request_line, reason, exc_info=traceback)
+    return ApiError(500, f"{answer.message} (request {identity})", param=answer.param, code=answer.code)
 
 
 def error_events(error: ApiError) -> bytes:
@@ -108,7 +108,7 @@ def error_events(error: ApiError) -> bytes:
 
 
 def typed_error_event(error: ApiError, sequence_number: int) -> bytes:
-    """The same for a stream of typed events: OpenAI's `error` event."""
+    """Return the last event of a failed stream of typed events: OpenAI's `error` event."""
     body = error_body(error.status, error.message, error.param, error.code)["error"]
     event = {"type": "error", **{name: body[name] for name in ("code", "message", "param")}}
     return f"event: error\ndata: {json.dumps({**event, 'sequence_number': sequence_number})}\n\n".encode()

@@ -26,9 +26,9 @@ class CheckHost:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            given = Headers(scope=scope).getlist("host")
-            if len(given) != 1 or host_name(given[0]) not in self._hosts:
-                await _refusal(given)(scope, receive, send)
+            names = Headers(scope=scope).getlist("host")
+            if len(names) != 1 or host_name(names[0]) not in self._hosts:
+                await _refusal(names)(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 

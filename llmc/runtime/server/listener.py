@@ -108,8 +108,8 @@ def _locked(directory: Path) -> Iterator[None]:
 def _remove(path: Path, ours: os.stat_result) -> None:
     """Remove the socket, unless another process has replaced it."""
     try:
-        found = path.lstat()
-        if (found.st_dev, found.st_ino) == (ours.st_dev, ours.st_ino):
+        current = path.lstat()
+        if (current.st_dev, current.st_ino) == (ours.st_dev, ours.st_ino):
             path.unlink()
     except OSError:
         return

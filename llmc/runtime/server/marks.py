@@ -21,15 +21,15 @@ class MarkTexts:
         """The text in pieces: special tokens as their ids, and what is between them."""
         if not text or not self._tokenizer.exists:
             return (text,) if text else ()
-        found: list[Mark] = []
+        pieces: list[Mark] = []
         at = 0
         for token in self._tokenizer.encode(text, add_special_tokens=False):
             name = self._tokenizer.special_tokens.get(token)
             start = text.find(name, at) if name else -1
             if name and start >= 0:
-                found += [text[at:start], token] if start > at else [token]
+                pieces += [text[at:start], token] if start > at else [token]
                 at = start + len(name)
-        return tuple([*found, text[at:]] if at < len(text) else found)
+        return tuple([*pieces, text[at:]] if at < len(text) else pieces)
 
     def _is_special(self, mark: str) -> bool:
         if mark not in self._special:

@@ -15,7 +15,9 @@ LOG_LEVELS = ("critical", "error", "warning", "info", "debug", "trace")
 
 @dataclass(frozen=True, kw_only=True)
 class ServeOptions:
-    """engine: an engine directory. uds: a Unix socket to listen on, instead of host and port.
+    """Options of a server.
+
+    engine: an engine directory. uds: a Unix socket to listen on, instead of host and port.
 
     served_model_name: the model's name in requests; default the directory's name. max_model_len, max_num_seqs,
     max_num_batched_tokens: lower limits than the engine was built with. gpu_memory_utilization: the KV cache's share of
@@ -106,7 +108,7 @@ class ServeOptions:
         for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "kv_cache_memory_bytes", "max_waiting"):
             value = getattr(self, name)
             self._check(name, value is None or value >= 1, "1 or more")
-        named = all(all(part.strip() for part in each.partition("=")) for each in self.lora_modules)
+        named = all(all(part.strip() for part in module.partition("=")) for module in self.lora_modules)
         self._check("lora_modules", named, "NAME=DIRECTORY")
         self._check("api_keys", all(self.api_keys), "keys that are not empty")
         self._check("served_model_name", all(self.served_model_name), "names that are not empty")
@@ -118,7 +120,7 @@ class ServeOptions:
     @property
     def adapters(self) -> tuple[tuple[str, Path], ...]:
         """The names and directories in lora_modules."""
-        return tuple((name, Path(path)) for name, _, path in (each.partition("=") for each in self.lora_modules))
+        return tuple((name, Path(path)) for name, _, path in (module.partition("=") for module in self.lora_modules))
 
     def _check(self, name: str, holds: bool, allowed: str) -> None:
         if not holds:

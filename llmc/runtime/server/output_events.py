@@ -37,14 +37,14 @@ Event = Thought | Text | CallBegun | CallArguments
 
 
 def joined(events: Iterable[Event]) -> list[Event]:
-    """The same events with neighbouring pieces of one kind put together."""
-    found: list[Event] = []
+    """Join neighbouring pieces of one kind, and return the events."""
+    merged: list[Event] = []
     for event in events:
-        last = found[-1] if found else None
+        last = merged[-1] if merged else None
         if isinstance(event, CallBegun):
-            found.append(event)
+            merged.append(event)
         elif last is not None and type(last) is type(event) and not isinstance(last, CallBegun):
-            found[-1] = type(event)(last.text + event.text)
+            merged[-1] = type(event)(last.text + event.text)
         else:
-            found.append(event)
-    return found
+            merged.append(event)
+    return merged

@@ -33,9 +33,9 @@ async def read_text(
     check_text(text, "prompt")
     part = readable_part(model, fields, text)
     encode = partial(model.engine.engine.tokenizer.encode, add_special_tokens=fields.add_special_tokens)
-    (found,) = await model.tokenizing.of_all([part], encode)
-    ids = truncated(model, found, fields, max_tokens)
-    return ReadPrompt(ids, len(part) == len(text) and len(ids) == len(found))
+    (tokens,) = await model.tokenizing.of_all([part], encode)
+    ids = truncated(model, tokens, fields, max_tokens)
+    return ReadPrompt(ids, len(part) == len(text) and len(ids) == len(tokens))
 
 
 def readable_part(model: ServedModel, fields: SamplingFields | RowFields, text: str) -> str:

@@ -24,10 +24,12 @@ _END_SECONDS = 1.0
 
 @dataclass(frozen=True, kw_only=True)
 class RayOptions:
-    """min_replicas, max_replicas: Ray starts and stops replicas between these.
+    """Options of the Ray Serve deployment.
 
-    target_ongoing_requests: with more than this many a replica on average, another is started. upscale_delay_s,
-    downscale_delay_s: how long the load must last. num_cpus, num_gpus: of a replica.
+    min_replicas, max_replicas: limits of the number of replicas that Ray runs.
+
+    target_ongoing_requests: average number of requests per replica above which another replica is started.
+    upscale_delay_s, downscale_delay_s: how long the load must last. num_cpus, num_gpus: of a replica.
     """
 
     min_replicas: int = 1

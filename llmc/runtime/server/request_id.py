@@ -20,8 +20,8 @@ class NameRequests:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        given = Headers(scope=scope).get(REQUEST_ID_HEADER) if self._behind_router else None
-        identity = scope[_REQUEST_ID] = given or f"req-{uuid.uuid4().hex}"
+        router_id = Headers(scope=scope).get(REQUEST_ID_HEADER) if self._behind_router else None
+        identity = scope[_REQUEST_ID] = router_id or f"req-{uuid.uuid4().hex}"
 
         async def named(message: Message) -> None:
             if message["type"] == "http.response.start":

@@ -44,17 +44,17 @@ def engine_defaults(engine: EngineFiles) -> SamplingDefaults:
         return SamplingDefaults()
     try:
         config = json.loads(engine.text(file))
-        found = {name: config[name] for name in SamplingDefaults.__annotations__ if config.get(name) is not None}
-        if found.get("top_k") == 0:
-            del found["top_k"]
-        SamplingParams(max_tokens=1, **found)
+        defaults = {name: config[name] for name in SamplingDefaults.__annotations__ if config.get(name) is not None}
+        if defaults.get("top_k") == 0:
+            del defaults["top_k"]
+        SamplingParams(max_tokens=1, **defaults)
     except (ValueError, AttributeError, RequestError) as error:
         raise EngineFormatError(
             f"the model's generation defaults cannot be used: {error}",
             at=engine.path / file,
             fix="start with --generation-config llmc",
         ) from None
-    return SamplingDefaults(**found)
+    return SamplingDefaults(**defaults)
 
 
 def sampling_params(
@@ -104,12 +104,13 @@ def _given(fields: SamplingFields) -> dict[str, Any]:
 
 def grammar_of(fields: SamplingFields) -> Grammar | None:
     """The grammar of response_format, structured_outputs or a guided_* field; more than one of them is an error."""
-    found = [*_of_format(fields), *_of_structured(fields.structured_outputs), *_of_guided(fields)]
-    if len(found) > 1:
+    constraints = [*_of_format(fields), *_of_structured(fields.structured_outputs), *_of_guided(fields)]
+    if len(constraints) > 1:
         raise bad_request(
-            f"only one constraint is allowed, not {' and '.join(name for name, _ in found)} together", found[1][0]
+            f"only one constraint is allowed, not {' and '.join(name for name, _ in constraints)} together",
+            constraints[1][0],
         )
-    return found[0][1] if found else None
+    return constraints[0][1] if constraints else None
 
 
 def json_schema(schema: Mapping[str, Any] | str | bool, param: str) -> Grammar:
@@ -157,23 +158,23 @@ def _of_format(fields: SamplingFields) -> list[tuple[str, Grammar]]:
 def _of_structured(outputs: StructuredOutputs | None) -> list[tuple[str, Grammar]]:
     if outputs is None:
         return []
-    given = {"json": outputs.json_schema, "regex": outputs.regex, "choice": outputs.choice, "grammar": outputs.grammar}
-    found = _of_forms("structured_outputs.", given, "structured_outputs")
+    forms = {"json": outputs.json_schema, "regex": outputs.regex, "choice": outputs.choice, "grammar": outputs.grammar}
+    constraints = _of_forms("structured_outputs.", forms, "structured_outputs")
     if outputs.json_object:
-        found.append(("structured_outputs.json_object", Grammar(GrammarKind.JSON_OBJECT)))
-    if not found:
+        constraints.append(("structured_outputs.json_object", Grammar(GrammarKind.JSON_OBJECT)))
+    if not constraints:
         raise bad_request("structured_outputs is empty: give json, regex, choice or grammar", "structured_outputs")
-    return found
+    return constraints
 
 
 def _of_guided(fields: SamplingFields) -> list[tuple[str, Grammar]]:
-    given = {
+    forms = {
         "json": fields.guided_json,
         "regex": fields.guided_regex,
         "choice": fields.guided_choice,
         "grammar": fields.guided_grammar,
     }
-    return _of_forms("guided_", given, "guided_json")
+    return _of_forms("guided_", forms, "guided_json")
 
 
 def _of_forms(prefix: str, given: Mapping[str, Any], param: str) -> list[tuple[str, Grammar]]:

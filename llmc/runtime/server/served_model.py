@@ -87,15 +87,15 @@ class ServedModel:
         if not name or name in self.names:
             return None
         adapters = self.engine.engine.adapters
-        found = adapters.find(name)
-        if found is None:
+        placed = adapters.find(name)
+        if placed is None:
             raise ApiError(
                 404,
                 f"the model {name!r:.100} does not exist; served here: {', '.join((*self.names, *adapters.names()))}",
                 param="model",
                 code="model_not_found",
             )
-        return found
+        return placed
 
     def next_seed(self) -> int | None:
         """A seed for a request that brings none, from the server's own; None if the server was given none."""

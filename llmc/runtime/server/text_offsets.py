@@ -30,8 +30,8 @@ class OutputOffsets:
 
 def prompt_offsets(tokenizer: Tokenizer, text: str, ids: Sequence[int]) -> list[int]:
     """The offsets of a prompt's tokens in its text, which may lack the special tokens around them."""
-    offsets, found = OutputOffsets(tokenizer, skip_special_tokens=False), list[int]()
+    offsets, starts = OutputOffsets(tokenizer, skip_special_tokens=False), list[int]()
     for token in ids:
         content, end = tokenizer.special_tokens.get(token), offsets.end
-        found.append(offsets.next(token) if content is None or text.startswith(content, end) else end)
-    return [min(offset, len(text)) for offset in found]
+        starts.append(offsets.next(token) if content is None or text.startswith(content, end) else end)
+    return [min(offset, len(text)) for offset in starts]

@@ -137,10 +137,10 @@ class ThinkingReader(OutputReader):
         held, stops = "", (self._thinking.tags.closing, *self._thinking.interrupts)
         while True:
             text, stop = yield from self._source.piece(stops)
-            told = (held + text).rstrip()
-            held = (held + text)[len(told) :]
-            if told:
-                self._say(Thought(told))
+            thought = (held + text).rstrip()
+            held = (held + text)[len(thought) :]
+            if thought:
+                self._say(Thought(thought))
             if stop is not None or not text:
                 return stop
 

@@ -39,20 +39,20 @@ class Tokenizing:
         that is too long.
         """
         self.check(text, most, "prompt", fix)
-        (found,) = await self.of_all([text], partial(self._tokenizer.encode, add_special_tokens=add_special_tokens))
-        if len(found) > most:
-            raise too_long(f"{len(found)} tokens", most, "prompt", fix)
-        return found
+        (ids,) = await self.of_all([text], partial(self._tokenizer.encode, add_special_tokens=add_special_tokens))
+        if len(ids) > most:
+            raise too_long(f"{len(ids)} tokens", most, "prompt", fix)
+        return ids
 
     async def of_all(self, texts: Sequence[str], encode: Encode) -> list[list[int]]:
         """Token ids of each text, in order. They were checked."""
         if len(texts) <= _INLINE_TEXTS and sum(map(len, texts)) < _INLINE_CHARACTERS:
             return [encode(text) for text in texts]
-        loop, found = asyncio.get_running_loop(), list[list[int]]()
+        loop, ids = asyncio.get_running_loop(), list[list[int]]()
         with self._counted(len(texts)):
             for piece in _pieces(texts):
-                found += await loop.run_in_executor(self._threads, _encoded, encode, piece)
-        return found
+                ids += await loop.run_in_executor(self._threads, _encoded, encode, piece)
+        return ids
 
     def check(self, text: str, most: int, param: str, fix: str) -> None:
         """400 for text that has no UTF-8 form, ContextLengthError for one that certainly has more tokens than that."""
@@ -80,7 +80,10 @@ class Tokenizing:
 
 
 def too_long(count: str, most: int, param: str, fix: str) -> ContextLengthError:
-    """count: what the text has."""
+    """The error for a text with too many tokens.
+
+    count: the text's length in words, such as `9000 tokens`. most: the limit. param: the field of the request.
+    """
     return ContextLengthError(
         f"the {'prompt' if param == 'prompt' else 'text'} has {count}, and this engine reads at most {most}",
         at=param,

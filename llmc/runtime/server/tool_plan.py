@@ -32,14 +32,14 @@ class ToolPlan:
 
 def tool_plan(model: ServedModel, body: ChatRequest) -> ToolPlan:
     """Read tools, tool_choice and response_format; 400 where they contradict each other."""
-    given = body.tools or []
-    choice = body.tool_choice if body.tool_choice is not None else ("auto" if given else "none")
-    tools = tools_of({tool.function.name: tool.function.parameters or ANY_ARGUMENTS for tool in given})
+    described = body.tools or []
+    choice = body.tool_choice if body.tool_choice is not None else ("auto" if described else "none")
+    tools = tools_of({tool.function.name: tool.function.parameters or ANY_ARGUMENTS for tool in described})
     if choice == "none":
         return ToolPlan(grammar_of(body), shows_tools=False)
-    if not given:
+    if not described:
         raise bad_request("tool_choice needs tools", "tool_choice")
-    if len(tools) < len(given):
+    if len(tools) < len(described):
         raise bad_request("two tools have the same name", "tools")
     single = body.parallel_tool_calls is False
     if choice == "auto":

@@ -60,7 +60,7 @@ class Rejection:
 
         def decide(rows: Sequence[_Prepared], p: Probabilities) -> Tokens:
             drafts = np.array([row.draft for row in rows])
-            seeds, counters = (np.array(each) for each in zip(*(row.place for row in rows), strict=True))
+            seeds, counters = (np.array(column) for column in zip(*(row.place for row in rows), strict=True))
             return kept_or_redrawn(p, _drawn_from(rows, p.shape[1]), drafts, uniform_pairs(seeds, counters))
 
         return _decided(judged, decide)
@@ -79,7 +79,7 @@ class Typical:
         """The draft if it is likely enough, otherwise the token that is drawn without drafts."""
 
         def decide(rows: Sequence[_Prepared], p: Probabilities) -> Tokens:
-            drafts, drawn = (np.array(each) for each in zip(*((row.draft, row.drawn) for row in rows), strict=True))
+            drafts, drawn = (np.array(column) for column in zip(*((row.draft, row.drawn) for row in rows), strict=True))
             return np.where(is_typical(p, drafts, self.threshold, self.alpha), drafts, drawn)
 
         return _decided(judged, decide, draws=True)
@@ -131,14 +131,16 @@ def _decided(
 ) -> list[int | RequestError]:
     """Decide for all rows with finite logits together. draws: whether `decide` uses the token that would be drawn."""
     prepared = attempts(_prepared, [(row, draws) for row in judged])
-    found: list[int | RequestError] = [each if isinstance(each, RequestError) else each.draft for each in prepared]
-    usable = [(index, each) for index, each in enumerate(prepared) if isinstance(each, _Prepared)]
+    decisions: list[int | RequestError] = [
+        outcome if isinstance(outcome, RequestError) else outcome.draft for outcome in prepared
+    ]
+    usable = [(index, outcome) for index, outcome in enumerate(prepared) if isinstance(outcome, _Prepared)]
     if usable:
         indices, rows = zip(*usable, strict=True)
-        tokens = decide(rows, np.stack([each.probabilities for each in rows])).tolist()
+        tokens = decide(rows, np.stack([row.probabilities for row in rows])).tolist()
         for index, token in zip(indices, tokens, strict=True):
-            found[index] = attempt(judged[index].sampler.accept, token) or token
-    return found
+            decisions[index] = attempt(judged[index].sampler.accept, token) or token
+    return decisions
 
 
 def _drawn_from(rows: Sequence[_Prepared], vocabulary: int) -> Probabilities:

@@ -34,23 +34,23 @@ def take_acceptance(values: dict[str, Any]) -> AcceptanceConfig:
     """Remove the keys for acceptance from the values and parse them. Raises OptionError."""
     _check_draft_sample_method(values)
     name = values.pop("rejection_sample_method", AcceptanceMethod.INVARIANT.value)
-    names = [each.value for each in AcceptanceMethod]
+    names = [method.value for method in AcceptanceMethod]
     if name not in names:
         raise OptionError(
             f"rejection_sample_method cannot be {name!r:.80}", at=OPTION, fix=f"give one of {', '.join(names)}"
         )
-    given: dict[str, Any] = {}
-    for each in fields(AcceptanceConfig):
-        if each.metadata and each.name in values:
-            given[each.name] = values.pop(each.name)
-            check_value(each, given[each.name])
+    settings: dict[str, Any] = {}
+    for field in fields(AcceptanceConfig):
+        if field.metadata and field.name in values:
+            settings[field.name] = values.pop(field.name)
+            check_value(field, settings[field.name])
             if name != AcceptanceMethod.TYPICAL.value:
                 raise OptionError(
-                    f"{each.name} applies to the rejection_sample_method 'typical', not to {name!r}",
+                    f"{field.name} applies to the rejection_sample_method 'typical', not to {name!r}",
                     at=OPTION,
                     fix='add "rejection_sample_method": "typical", which changes answers, or leave it out',
                 )
-    return AcceptanceConfig(method=AcceptanceMethod(name), **given)
+    return AcceptanceConfig(method=AcceptanceMethod(name), **settings)
 
 
 def check_reproducible(config: AcceptanceConfig) -> None:

@@ -62,8 +62,10 @@ def best_nodes(draft: Draft, probabilities: Sequence[float], most: int) -> Draft
 
 
 def path_by_path(tokens: Sequence[int], parents: Sequence[int | None]) -> Draft:
-    """The same tree with each node's first child directly after it: if the most likely path is accepted, its keys and
-    values need not be moved. If the tree is a chain, it becomes one."""
+    """Order a tree so that each node's first child directly follows it, and return it as a draft.
+
+    If the most likely path is accepted, its keys and values need not be moved. A tree that is a chain becomes a chain.
+    """
     children: dict[int | None, list[int]] = {}
     for node, parent in enumerate(parents):
         children.setdefault(parent, []).append(node)

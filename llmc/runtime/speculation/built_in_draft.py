@@ -68,7 +68,7 @@ def start_built_in(first: EngineDirectory, method: str, *, check_weights: bool) 
                 at=OPTION,
                 fix=f'set "method": "{family}"',
             )
-        for outer, layer in pairwise([first, *(each.directory for each in layers)]):
+        for outer, layer in pairwise([first, *(draft_layer.directory for draft_layer in layers)]):
             _check_fits(outer.program, layer.program, layer)
         return replace(draft, ids=_ids(first, layers[0].directory))
     except (EngineFormatError, OptionError):

@@ -38,7 +38,7 @@ class Candidates(Protocol):
         """Run the step; its first rows of logits belong to the places."""
 
     def forget(self, request: SampledRequest) -> None:
-        """The request has ended."""
+        """Drop the state of a request that has ended."""
 
 
 class ChainCandidates:
@@ -52,10 +52,10 @@ class ChainCandidates:
 
     def after(self, executor: Executor, step: Step, places: Sequence[Place]) -> Sequence[Following | RequestError]:
         guesses = [(request.sampler, drafts) for request, drafts in places]
-        found = choose_drafts(executor, step, guesses, says_from_what=self._says_from_what)
+        drawn = choose_drafts(executor, step, guesses, says_from_what=self._says_from_what)
         return [
-            each if isinstance(each, RequestError) else Following([Candidate(each.token, 1.0)], each.origin)
-            for each in found
+            draft if isinstance(draft, RequestError) else Following([Candidate(draft.token, 1.0)], draft.origin)
+            for draft in drawn
         ]
 
     def forget(self, request: SampledRequest) -> None:
@@ -75,29 +75,29 @@ class TreeCandidates:
     def after(self, executor: Executor, step: Step, places: Sequence[Place]) -> Sequence[Following | RequestError]:
         guesses = [(request.sampler, drafts) for request, drafts in places]
         likely = likely_tokens(executor, step, guesses, CANDIDATES)
-        return attempts(self._following, [(*place, said) for place, said in zip(places, likely, strict=True)])
+        return attempts(self._following, [(*place, answer) for place, answer in zip(places, likely, strict=True)])
 
     def forget(self, request: SampledRequest) -> None:
         """Drop nothing: only how often candidates are right is kept."""
         self._said.pop(request, None)
 
-    def _following(self, request: SampledRequest, drafts: list[int], said: Likely | RequestError) -> Following:
-        if isinstance(said, RequestError):
-            raise said
+    def _following(self, request: SampledRequest, drafts: list[int], answer: Likely | RequestError) -> Following:
+        if isinstance(answer, RequestError):
+            raise answer
         if not drafts:
             self._learn(request)
             self._said[request] = len(request.tokens), {}
-        self._said[request][1][tuple(drafts)] = said
-        shares = self._truth.likely(said.shares[None], len(drafts))[0].tolist()
-        found = [Candidate(*each) for each in zip(said.tokens.tolist(), shares, strict=True)]
-        return Following(sorted(found, key=lambda each: -each.probability))
+        self._said[request][1][tuple(drafts)] = answer
+        shares = self._truth.likely(answer.shares[None], len(drafts))[0].tolist()
+        candidates = [Candidate(*pair) for pair in zip(answer.tokens.tolist(), shares, strict=True)]
+        return Following(sorted(candidates, key=lambda candidate: -candidate.probability))
 
     def _learn(self, request: SampledRequest) -> None:
         """Record the outcome of the last candidates whose predecessors were accepted."""
-        length, said = self._said.get(request, (0, {}))
+        length, known = self._said.get(request, (0, {}))
         came = tuple(request.tokens[length:])
         for depth, token in enumerate(came):
-            likely = said.get(came[:depth])
+            likely = known.get(came[:depth])
             if likely is None:
                 break
             self._truth.note(likely.shares[None], (likely.tokens == token)[None], depth)

@@ -31,15 +31,21 @@ class MethodConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class DraftModelConfig(MethodConfig):
-    """model: the engine that drafts; required. num_speculative_tokens: maximum drafts per step; required."""
+    """Settings of drafts by a second engine.
+
+    model: the engine that drafts; required. num_speculative_tokens: maximum drafts per step; required.
+    """
 
     model: str = text()
 
 
 @dataclass(frozen=True, kw_only=True)
 class HiddenConfig(MethodConfig):
-    """num_speculative_tokens: required. tree_width: tokens of a request that each step of the draft continues; default
-    4. It is 1, which makes chains, for acceptance methods that need chains."""
+    """Settings of drafts by built-in layers, EAGLE-3 or MTP.
+
+    num_speculative_tokens: required. tree_width: tokens of a request that each step of the draft continues; default
+    4. It is 1, which makes chains, for acceptance methods that need chains.
+    """
 
     tree_width: int = number(1, MOST_NODES)
 
@@ -51,16 +57,19 @@ class Eagle3Config(HiddenConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class MedusaConfig(MethodConfig):
-    """num_speculative_tokens: maximum drafts per step; default 8."""
+    """Settings of drafts by Medusa heads. num_speculative_tokens: maximum drafts per step; default 8."""
 
     num_speculative_tokens: int = number(1, MOST_DRAFTS, 8)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LookaheadConfig(MethodConfig):
-    """window: columns of tokens for later positions; default 5. ngram: tokens of an n-gram; default 3. guesses: n-grams
+    """Settings of lookahead decoding.
+
+    window: columns of tokens for later positions; default 5. ngram: tokens of an n-gram; default 3. guesses: n-grams
     that are verified in a step; default 5. num_speculative_tokens: maximum drafts per step; default (window + guesses)
-    · (ngram - 1), which must be at most 63."""
+    · (ngram - 1), which must be at most 63.
+    """
 
     num_speculative_tokens: int = number(1, MOST_DRAFTS, MOST_NODES)
     window: int = number(1, MOST_NODES, 5)
@@ -75,8 +84,11 @@ class MtpConfig(HiddenConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class NgramConfig(MethodConfig):
-    """num_speculative_tokens: maximum drafts per step; required. prompt_lookup_min, prompt_lookup_max: number of last
-    tokens that must match; each defaults to the other, and both to 5."""
+    """Settings of drafts by n-grams of the request's own tokens.
+
+    num_speculative_tokens: maximum drafts per step; required. prompt_lookup_min, prompt_lookup_max: number of last
+    tokens that must match; each defaults to the other, and both to 5.
+    """
 
     prompt_lookup_min: int = number(1, 1024)
     prompt_lookup_max: int = number(1, 1024)
@@ -84,11 +96,14 @@ class NgramConfig(MethodConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class SuffixConfig(MethodConfig):
-    """num_speculative_tokens: maximum drafts per step; default suffix_decoding_max_tree_depth.
+    """Settings of drafts by suffixes of this and earlier answers.
+
+    num_speculative_tokens: maximum drafts per step; default suffix_decoding_max_tree_depth.
     suffix_decoding_max_tree_depth: maximum length of match and drafts together; default 24.
     suffix_decoding_max_cached_requests: number of earlier answers that are kept; default 10000, 0 keeps none.
     suffix_decoding_max_spec_factor: drafts per matching token; default 1.0. suffix_decoding_min_token_prob: minimum
-    probability of a draft, by the frequency of its tokens; default 0.1."""
+    probability of a draft, by the frequency of its tokens; default 0.1.
+    """
 
     suffix_decoding_max_tree_depth: int = number(1, 1024, 24)
     suffix_decoding_max_cached_requests: int = number(0, 10**9, 10_000)

@@ -27,17 +27,17 @@ def text() -> Any:
 
 def read_values(kind: type[Config], values: Mapping[str, Any], method: str) -> Config:
     """The dataclass of a method. Raises OptionError for values that are missing, unknown or out of range."""
-    known = {each.name: each for each in fields(kind) if each.metadata}
+    known = {declared.name: declared for declared in fields(kind) if declared.metadata}
     for name in values:
         if name not in known:
             keys = (*known, *SHARED_KEYS)
             fix = did_you_mean(name, keys).rstrip() or f"its keys are {', '.join(keys)}"
             raise OptionError(f"the method {method!r} has no key {name!r:.80}", at=OPTION, fix=fix)
-    for name, each in known.items():
+    for name, config_field in known.items():
         if name in values:
-            check_value(each, values[name])
-        elif each.default is MISSING:
-            example = each.metadata.get("example", "4")
+            check_value(config_field, values[name])
+        elif config_field.default is MISSING:
+            example = config_field.metadata.get("example", "4")
             raise OptionError(f"the method {method!r} needs {name}", at=OPTION, fix=f'add "{name}": {example}')
     return kind(**values)
 
@@ -52,5 +52,7 @@ def check_value(field: Field[Any], value: Any) -> None:
     is_whole = field.type in (int, "int")
     is_number = type(value) is int or (type(value) is float and not is_whole)
     if not is_number or not low <= value <= high:
-        what = "a whole number" if is_whole else "a number"
-        raise OptionError(f"{field.name} cannot be {value!r:.80}", at=OPTION, fix=f"give {what} from {low} to {high}")
+        expected = "a whole number" if is_whole else "a number"
+        raise OptionError(
+            f"{field.name} cannot be {value!r:.80}", at=OPTION, fix=f"give {expected} from {low} to {high}"
+        )

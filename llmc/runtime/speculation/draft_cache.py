@@ -56,8 +56,8 @@ class DraftCache:
             begin = index * size
             held, own = self._tokens.get(blocks[index], ()), tokens[begin : begin + size]
             if held != own or len(own) < size:
-                same = takewhile(lambda pair: pair[0] == pair[1], zip(held, own, strict=False))
-                return begin + sum(1 for _ in same)
+                common = takewhile(lambda pair: pair[0] == pair[1], zip(held, own, strict=False))
+                return begin + sum(1 for _ in common)
             place.checked = index + 1
         return min(len(tokens), place.checked * size)
 

@@ -41,7 +41,7 @@ class DraftGains:
 
     def note(self, asked: int, draft: Draft, accepted: int) -> None:
         """Record the drafts of one request in one step."""
-        depth, made = draft.depth, len(draft)
+        depth, drafts = draft.depth, len(draft)
         if draft.parents is not None or asked in self._depths:
             usual = self._depths.setdefault(asked, depth)
             self._depths[asked] = usual + _NEW_DEPTH * (depth - usual)
@@ -53,7 +53,7 @@ class DraftGains:
         for index in range(asked):
             if index == len(self._made):
                 self._made.append(_Share(1.0))
-            self._made[index].note(made > index)
+            self._made[index].note(drafts > index)
 
     def age(self) -> None:
         """Give later observations more weight, because no drafts will be made for a while."""
@@ -62,11 +62,11 @@ class DraftGains:
 
     def tokens(self, asked: int) -> float:
         """Return the expected number of tokens per request and step."""
-        found = path = 1.0
+        expected = path = 1.0
         for index, share in enumerate(self._levels(asked)):
             path *= self._share_true(index)
-            found += path * share
-        return found
+            expected += path * share
+        return expected
 
     def depth(self, asked: int) -> float:
         """The depth of a draft for a request, to which the time of making it is proportional."""

@@ -77,14 +77,14 @@ class DraftModel(CachingDrafter):
         going, readings = self._catch_up(writing)
         while readings:
             step = draft_step(readings, self._limits.block_size, max(1, len(going)))
-            guesses = [(each.request.sampler, each.drafts) for each in going]
-            for each, drawn in zip(
+            guesses = [(writer.request.sampler, writer.drafts) for writer in going]
+            for current, drawn in zip(
                 going, choose_drafts(self._executor, step, guesses, says_from_what=self._says_from_what), strict=True
             ):
-                each.take(drawn)
-            found = self._read([(each, _last(each)) for each in going if each.goes_on])
-            going, readings = [each for each, _ in found], [reading for _, reading in found]
-        return [self._draft(each) if each.error is None else each.error for each in writing]
+                current.take(drawn)
+            advanced = self._read([(writer, _last(writer)) for writer in going if writer.goes_on])
+            going, readings = [writer for writer, _ in advanced], [reading for _, reading in advanced]
+        return [self._draft(writer) if writer.error is None else writer.error for writer in writing]
 
     def _draft(self, written: _Writing) -> Draft:
         return Draft(written.drafts, probabilities=written.origins if self._says_from_what else None)
@@ -92,22 +92,24 @@ class DraftModel(CachingDrafter):
     def _catch_up(self, writing: Sequence[_Writing]) -> tuple[list[_Writing], list[Reading]]:
         """The tokens that one step can read, the shortest readings first; and the requests whose reading is then
         complete, in the same order."""
-        unread = attempts(self._unread, [(each,) for each in writing])
-        room, found = self._limits.max_batch_tokens, []
+        unread = attempts(self._unread, [(writer,) for writer in writing])
+        room, parts = self._limits.max_batch_tokens, []
         behind: list[tuple[_Writing, _Part]] = []
-        for each, part in zip(writing, unread, strict=True):
+        for current, part in zip(writing, unread, strict=True):
             if isinstance(part, RequestError):
-                each.error = part
+                current.error = part
             else:
-                behind.append((each, part))
-        for each, part in sorted(behind, key=lambda pair: len(pair[1].tokens)):
+                behind.append((current, part))
+        for current, part in sorted(behind, key=lambda pair: len(pair[1].tokens)):
             tokens = part.tokens[:room]
             if not tokens:
                 break
             room -= len(tokens)
-            found.append((each, part._replace(tokens=tokens)))
-        read = self._read(found)
-        ready = [each for each, reading in read if reading.start + len(reading.tokens) == len(each.request.tokens)]
+            parts.append((current, part._replace(tokens=tokens)))
+        read = self._read(parts)
+        ready = [
+            writer for writer, reading in read if reading.start + len(reading.tokens) == len(writer.request.tokens)
+        ]
         return ready, [reading for _, reading in read]
 
     def _unread(self, writing: _Writing) -> "_Part":
@@ -118,13 +120,13 @@ class DraftModel(CachingDrafter):
 
     def _read(self, parts: Sequence[tuple[_Writing, "_Part"]]) -> list[tuple[_Writing, Reading]]:
         """Read these parts, which are then in the cache, except those of requests that fail."""
-        found = []
-        for (each, _), reading in zip(parts, attempts(self._noted, parts), strict=True):
+        answered = []
+        for (writer, _), reading in zip(parts, attempts(self._noted, parts), strict=True):
             if isinstance(reading, RequestError):
-                each.error = reading
+                writer.error = reading
             else:
-                found.append((each, reading))
-        return found
+                answered.append((writer, reading))
+        return answered
 
     def _noted(self, writing: _Writing, part: "_Part") -> Reading:
         self._cache.note(writing.request, part.start, part.tokens)

@@ -19,8 +19,8 @@ class Reading(NamedTuple):
 def draft_step(readings: Sequence[Reading], block_size: int, wanted: int) -> Step:
     """The step that reads these tokens, in order. wanted: number of the first readings for which it returns logits,
     after the last token of each."""
-    counts = np.array([len(each.tokens) for each in readings], np.int32)
-    starts = np.array([each.start for each in readings], np.int32)
+    counts = np.array([len(reading.tokens) for reading in readings], np.int32)
+    starts = np.array([reading.start for reading in readings], np.int32)
     query_starts = np.zeros(len(readings) + 1, np.int32)
     np.cumsum(counts, out=query_starts[1:])
     context_lens = starts + counts
@@ -29,7 +29,7 @@ def draft_step(readings: Sequence[Reading], block_size: int, wanted: int) -> Ste
     positions = np.arange(len(owners), dtype=np.int32) + (starts - query_starts[:-1])[owners]
     index, inside = np.divmod(positions, np.int32(block_size))
     return Step(
-        input_ids=np.fromiter((token for each in readings for token in each.tokens), np.int32, len(owners)),
+        input_ids=np.fromiter((token for reading in readings for token in reading.tokens), np.int32, len(owners)),
         positions=positions,
         slot_mapping=tables[owners, index] * np.int32(block_size) + inside,
         query_starts=query_starts,
@@ -42,7 +42,7 @@ def draft_step(readings: Sequence[Reading], block_size: int, wanted: int) -> Ste
 
 def _tables(readings: Sequence[Reading], width: int) -> Ints:
     tables = np.zeros((len(readings), width), np.int32)
-    for row, each in zip(tables, readings, strict=True):
-        count = min(width, len(each.blocks))
-        row[:count] = each.blocks[:count]
+    for row, reading in zip(tables, readings, strict=True):
+        count = min(width, len(reading.blocks))
+        row[:count] = reading.blocks[:count]
     return tables

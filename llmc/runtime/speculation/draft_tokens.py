@@ -44,7 +44,7 @@ def choose_drafts(
 
 def likely_tokens(executor: Executor, step: Step, guesses: Sequence[Guess], most: int) -> list[Likely | RequestError]:
     """Run the step; for each guess the `most` most likely tokens, the most likely first."""
-    rows = [(*given, most) for given in _with_rows(guesses, executor.step(step))]
+    rows = [(*row, most) for row in _with_rows(guesses, executor.step(step))]
     return attempts(_likely, rows)
 
 
@@ -65,13 +65,15 @@ def draft_tokens(executor: Executor, step: Step, guesses: Sequence[Guess]) -> li
 
 def _guess(executor: Executor, logits: Logits, guesses: Sequence[Guess]) -> list[Drawn | RequestError]:
     """A token for each guess, from one kernel if it can draw all of them."""
-    found = attempts(_scored, _with_rows(guesses, logits))
-    scored = [each for each in found if isinstance(each, _Scored)]
-    choices = [each.choice for each in scored if each.choice is not None]
+    outcomes = attempts(_scored, _with_rows(guesses, logits))
+    scored = [outcome for outcome in outcomes if isinstance(outcome, _Scored)]
+    choices = [row.choice for row in scored if row.choice is not None]
     if scored and len(choices) == len(scored) and isinstance(executor, DrawingExecutor):
-        tokens = iter(executor.draw(np.stack([each.scores for each in scored]), RowChoices.of(choices)).tolist())
-        return [Drawn(next(tokens)) if isinstance(each, _Scored) else each for each in found]
-    return attempts(_guessed, [(sampler, drafts, own) for (sampler, drafts), own in zip(guesses, found, strict=True)])
+        tokens = iter(executor.draw(np.stack([row.scores for row in scored]), RowChoices.of(choices)).tolist())
+        return [Drawn(next(tokens)) if isinstance(outcome, _Scored) else outcome for outcome in outcomes]
+    return attempts(
+        _guessed, [(sampler, drafts, own) for (sampler, drafts), own in zip(guesses, outcomes, strict=True)]
+    )
 
 
 class _Scored(NamedTuple):

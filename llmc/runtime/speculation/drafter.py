@@ -32,8 +32,8 @@ class Drafter(Protocol):
         return {}
 
     def forget(self, request: SampledRequest) -> None:
-        """The request has ended. Its output may be reused for requests with the same salt; a salt of None forbids
-        it."""
+        """Drop the state of a request that has ended. Its output may be reused for requests with the same salt; a salt
+        of None forbids it."""
 
 
 class EachDrafter(Drafter, Protocol):
@@ -46,10 +46,10 @@ class EachDrafter(Drafter, Protocol):
         """Propose drafts for each request that may have some."""
         wanting = [index for index, count in enumerate(most) if count]
         drafts = attempts(self.draft, [(requests[index], most[index]) for index in wanting])
-        found: list[Draft | RequestError] = [NO_DRAFT] * len(requests)
+        proposed: list[Draft | RequestError] = [NO_DRAFT] * len(requests)
         for index, draft in zip(wanting, drafts, strict=True):
-            found[index] = draft
-        return found
+            proposed[index] = draft
+        return proposed
 
 
 @runtime_checkable
@@ -71,11 +71,11 @@ class CachingDrafter(Drafter, Protocol):
 
     def propose(self, requests: Sequence[SampledRequest], most: Sequence[int]) -> Sequence[Draft | RequestError]:
         """The requested number of drafts, for up to the number of seats requests at a time."""
-        found: list[Draft | RequestError] = [NO_DRAFT] * len(requests)
+        proposed: list[Draft | RequestError] = [NO_DRAFT] * len(requests)
         wanting = [index for index, count in enumerate(most) if count]
         for begin in range(0, len(wanting), self.seats):
             group = wanting[begin : begin + self.seats]
             drafts = self.write([(requests[index], most[index]) for index in group])
             for index, draft in zip(group, drafts, strict=True):
-                found[index] = draft
-        return found
+                proposed[index] = draft
+        return proposed

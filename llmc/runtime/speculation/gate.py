@@ -66,7 +66,7 @@ class Gate:
 
     def _best_count(self, requests: int, most: int) -> int:
         best, speed = 0, self._speed(requests, 0) * _LEAST_GAIN
-        for count in (*(each for each in _COUNTS if each < most), *([most] if most else [])):
+        for count in (*(smaller for smaller in _COUNTS if smaller < most), *([most] if most else [])):
             faster = self._speed(requests, count)
             if faster > speed:
                 best, speed = count, faster
@@ -142,8 +142,8 @@ class Gate:
             plain, step = self._plain.seconds(requests), self._steps.seconds(requests)
             # It takes no longer than one with drafts: it may have been held up.
             return step if plain is None or step is None else min(plain, step)
-        made = self._gains.drafts(drafts)
-        step = self._steps.seconds(round(requests * (1 + made)))
+        count = self._gains.drafts(drafts)
+        step = self._steps.seconds(round(requests * (1 + count)))
         return step if step is None else step + self._gains.depth(drafts) * self._draft_seconds(requests)
 
     def _draft_seconds(self, requests: int) -> float:

@@ -80,11 +80,11 @@ class GrowingTree:
 
     def path(self, node: int | None) -> list[int]:
         """The tokens that lead to a node, and its own."""
-        found: list[int] = []
+        tokens: list[int] = []
         while node is not None:
-            found.append(self.tokens[node])
+            tokens.append(self.tokens[node])
             node = self._parents[node]
-        return found[::-1]
+        return tokens[::-1]
 
     def draft(self) -> Draft:
         """The best tree of the nodes added until now."""

@@ -62,12 +62,12 @@ class _Asked:
 
 def _each(work: Callable[[_Asked], Found], asked: Iterable[_Asked]) -> list[tuple[_Asked, Found]]:
     """The result of the work for each request. A request for which it raises gets the error and has no result."""
-    asking, kept = [each for each in asked if each.error is None], []
-    for each, found in zip(asking, attempts(work, [(each,) for each in asking]), strict=True):
-        if isinstance(found, RequestError):
-            each.error = found
+    asking, kept = [entry for entry in asked if entry.error is None], []
+    for current, result in zip(asking, attempts(work, [(entry,) for entry in asking]), strict=True):
+        if isinstance(result, RequestError):
+            current.error = result
         else:
-            kept.append((each, found))
+            kept.append((current, result))
     return kept
 
 
@@ -128,17 +128,21 @@ class HiddenDrafter(CachingDrafter):
 
     def write(self, wanted: Sequence[tuple[SampledRequest, int]]) -> Sequence[Draft | RequestError]:
         """The requested number of drafts for each of at most `seats` requests."""
-        found = attempts(self._ask, wanted)
-        asked = [each for each in found if isinstance(each, _Asked)]
-        self._read_rows(self._fitting(asked))
-        going = [each for each in asked if each.is_ready]
-        while levels := [(each, read) for each, read in _each(self._next_level, going) if read is not None]:
+        outcomes = attempts(self._ask, wanted)
+        drafting = [outcome for outcome in outcomes if isinstance(outcome, _Asked)]
+        self._read_rows(self._fitting(drafting))
+        going = [entry for entry in drafting if entry.is_ready]
+        while levels := [(entry, read) for entry, read in _each(self._next_level, going) if read is not None]:
             step = level_step([read for _, read in levels], self._limits.block_size, (HIDDEN,))
-            self._grow(-1, step, [(each, node) for each, (_, level) in levels for node in level.nodes])
-        drafts = dict(_each(self._draft, asked))
+            self._grow(-1, step, [(entry, node) for entry, (_, level) in levels for node in level.nodes])
+        drafts = dict(_each(self._draft, drafting))
         return [
-            NO_DRAFT if each is None else each if isinstance(each, RequestError) else each.error or drafts[each]
-            for each in found
+            NO_DRAFT
+            if outcome is None
+            else outcome
+            if isinstance(outcome, RequestError)
+            else outcome.error or drafts[outcome]
+            for outcome in outcomes
         ]
 
     def _ask(self, request: SampledRequest, most: int) -> _Asked | None:
@@ -156,17 +160,17 @@ class HiddenDrafter(CachingDrafter):
 
     def _fitting(self, asked: Iterable[_Asked]) -> list[_Asked]:
         """The requests whose rows one step can read, the shortest first, and the first rows of one more."""
-        room, found = self._limits.max_batch_tokens, []
-        for each in sorted(asked, key=lambda each: len(each.rows.hidden)):
-            each.is_ready = len(each.rows.hidden) <= room
-            if not each.is_ready:
-                each.rows = each.rows.first(room)
-                _each(self._keep_complete, [each])
-            room -= len(each.rows.hidden)
-            found.append(each)
-            if not each.is_ready:
+        room, fitting = self._limits.max_batch_tokens, []
+        for entry in sorted(asked, key=lambda asking: len(asking.rows.hidden)):
+            entry.is_ready = len(entry.rows.hidden) <= room
+            if not entry.is_ready:
+                entry.rows = entry.rows.first(room)
+                _each(self._keep_complete, [entry])
+            room -= len(entry.rows.hidden)
+            fitting.append(entry)
+            if not entry.is_ready:
                 break
-        return found
+        return fitting
 
     def _keep_complete(self, asked: _Asked) -> None:
         """Keep only the rows in which no draft is read."""
@@ -175,7 +179,7 @@ class HiddenDrafter(CachingDrafter):
     def _read_rows(self, asked: Iterable[_Asked]) -> None:
         """Read the rows in all layers; each layer gives one draft for the requests that are ready and need that
         many."""
-        asked = [each for each, _ in _each(lambda each: self._unread.read(each.rows), asked)]
+        asked = [entry for entry, _ in _each(lambda asking: self._unread.read(asking.rows), asked)]
         for layer in range(len(self._layers)):
 
             def reading(asked: _Asked, layer: int = layer) -> HiddenReading | None:
@@ -183,29 +187,29 @@ class HiddenDrafter(CachingDrafter):
                     self._keep_complete(asked)
                 return self._unread.reading(asked.rows, layer, asked.tree.tokens) if len(asked.rows.hidden) else None
 
-            read = {each: found for each, found in _each(reading, asked) if found is not None}
-            asked = sorted(read, key=lambda each: not each.wants(layer))
+            read = {entry: result for entry, result in _each(reading, asked) if result is not None}
+            asked = sorted(read, key=lambda asking: not asking.wants(layer))
             if not asked:
                 return
-            wanting = [each for each in asked if each.wants(layer)]
-            readings = [read[each] for each in asked]
+            wanting = [entry for entry in asked if entry.wants(layer)]
+            readings = [read[entry] for entry in asked]
             step = hidden_step(readings, self._limits.block_size, max(1, len(wanting)), (HIDDEN,))
             # Until now each tree is a chain, with one node per layer that has read.
-            states = self._grow(layer, step, [(each, layer - 1 if layer else None) for each in wanting])
-            for each, part in zip(asked, _of_readings(states, readings), strict=True):
-                each.rows = each.rows._replace(hidden=part)
+            states = self._grow(layer, step, [(entry, layer - 1 if layer else None) for entry in wanting])
+            for current, part in zip(asked, _of_readings(states, readings), strict=True):
+                current.rows = current.rows._replace(hidden=part)
 
     def _grow(self, layer: int, step: Step, nodes: Sequence[tuple[_Asked, int | None]]) -> Hidden:
         """Run a layer's step, whose first rows of logits are for these nodes. Returns its hidden states: of each token,
         or for the last layer of each row of logits."""
         executor = self._layers[layer]
-        places = [(each.request, each.tree.path(node)) for each, node in nodes]
-        found = self._candidates.after(executor, step, places)
+        places = [(entry.request, entry.tree.path(node)) for entry, node in nodes]
+        followings = self._candidates.after(executor, step, places)
         states = _states(executor)
         is_last = executor is self._layers[-1]
         rows = states if is_last else states[step.logit_rows]
-        for (each, node), following, state in zip(nodes, found, rows, strict=False):
-            _each(partial(_grown, node=node, following=following, state=state), [each])
+        for (current, node), following, state in zip(nodes, followings, rows, strict=False):
+            _each(partial(_grown, node=node, following=following, state=state), [current])
         return states
 
     def _level(self, request: SampledRequest, level: Level) -> HiddenReading:
@@ -219,13 +223,13 @@ class HiddenDrafter(CachingDrafter):
         while left:
             room, rows, going = self._limits.max_batch_tokens, [], []
             for request in left[: self.seats]:
-                found = attempt(self._next_of_prompt, request, room)
-                if isinstance(found, RequestError):
-                    failed[request] = found
-                elif found is not None:
-                    if len(found.hidden):
-                        rows.append(found)
-                        room -= len(found.hidden)
+                unread = attempt(self._next_of_prompt, request, room)
+                if isinstance(unread, RequestError):
+                    failed[request] = unread
+                elif unread is not None:
+                    if len(unread.hidden):
+                        rows.append(unread)
+                        room -= len(unread.hidden)
                     going.append(request)
             left = [*going, *left[self.seats :]]
             if rows:
@@ -234,10 +238,10 @@ class HiddenDrafter(CachingDrafter):
 
     def _next_of_prompt(self, request: SampledRequest, room: int) -> Unread | None:
         """Return at most `room` of the next rows to read, which then count as read; None if there are no more."""
-        found = self._unread.of_prompt(request)
-        if found is None:
+        unread = self._unread.of_prompt(request)
+        if unread is None:
             return None
-        rows = found.first(room)
+        rows = unread.first(room)
         if room:
             self._unread.read(rows)
         return rows
@@ -246,11 +250,11 @@ class HiddenDrafter(CachingDrafter):
         """Read rows without drafts in all layers."""
         for number, layer in enumerate(self._layers):
             is_last = layer is self._layers[-1]
-            readings = [self._unread.reading(each, number, ()) for each in rows]
+            readings = [self._unread.reading(row, number, ()) for row in rows]
             layer.step(hidden_step(readings, self._limits.block_size, 1, () if is_last else (HIDDEN,)))
             if not is_last:
                 states = _of_readings(_states(layer), readings)
-                rows = [each._replace(hidden=part) for each, part in zip(rows, states, strict=True)]
+                rows = [row._replace(hidden=part) for row, part in zip(rows, states, strict=True)]
 
 
 def _grown(asked: _Asked, node: int | None, following: Following | RequestError, state: Hidden) -> None:
@@ -270,6 +274,6 @@ def _states(layer: Executor) -> Hidden:
 def _of_readings(states: Hidden, readings: Sequence[HiddenReading]) -> Iterator[Hidden]:
     """The hidden states of each reading's tokens, from those of the step's tokens."""
     begin = 0
-    for each in readings:
-        yield states[begin : begin + len(each.tokens)]
-        begin += len(each.tokens)
+    for reading in readings:
+        yield states[begin : begin + len(reading.tokens)]
+        begin += len(reading.tokens)

@@ -47,7 +47,7 @@ class HiddenRows:
             self._last.pop(block, None)
 
     def copied(self, block: int, source: int) -> None:
-        """The copy has the same hidden states."""
+        """Record that `block` is a copy of `source`, and has the same hidden states."""
         if source in self._last:
             self._last[block] = self._last[source]
 
@@ -87,11 +87,11 @@ class HiddenRows:
         last = self._last.get(blocks[index]) if index < len(blocks) else None
         if last is None or not last.start <= inside < last.end:
             return None
-        here = last.hidden[inside - last.start :][: end - start]
-        if start + len(here) == end:
-            return here
-        rest = self._pending_from(request, start + len(here), end)
-        return None if rest is None else np.concatenate((here, rest))
+        head = last.hidden[inside - last.start :][: end - start]
+        if start + len(head) == end:
+            return head
+        rest = self._pending_from(request, start + len(head), end)
+        return None if rest is None else np.concatenate((head, rest))
 
     def _pending_from(self, request: Request, start: int, end: int) -> Hidden | None:
         pending = self._pending.get(request)

@@ -27,11 +27,11 @@ class HiddenReading(NamedTuple):
 
 def hidden_step(readings: Sequence[HiddenReading], block_size: int, wanted: int, sides: tuple[str, ...]) -> Step:
     """Return a step as draft_step does; rows keep their own positions where earlier ones are skipped."""
-    local = [Reading(each.blocks, each.start - each.skipped, each.tokens) for each in readings]
+    local = [Reading(reading.blocks, reading.start - reading.skipped, reading.tokens) for reading in readings]
     step = draft_step(local, block_size, wanted)
-    counts = [len(each.tokens) for each in readings]
-    skipped = np.repeat(np.array([each.skipped for each in readings], np.int32), counts)
-    hidden = np.concatenate([each.hidden for each in readings])
+    counts = [len(reading.tokens) for reading in readings]
+    skipped = np.repeat(np.array([reading.skipped for reading in readings], np.int32), counts)
+    hidden = np.concatenate([reading.hidden for reading in readings])
     return replace(step, positions=step.positions + skipped, hidden=hidden, sides=sides)
 
 

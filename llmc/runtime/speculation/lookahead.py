@@ -82,7 +82,7 @@ class LookaheadDrafter(EachDrafter):
     def _new_window(self, request: SampledRequest) -> _Window:
         """A window of tokens of the prompt, which are only a start."""
         tokens, columns = request.tokens, range(self._columns)
-        levels = [[tokens[-1 - (level + each) % len(tokens)] for each in columns] for level in range(self._levels)]
+        levels = [[tokens[-1 - (level + column) % len(tokens)] for column in columns] for level in range(self._levels)]
         return _Window(levels, NgramPool(self._guesses))
 
     def _advance(self, window: _Window, chunk: ComputedChunk, step: ComputedStep) -> None:

@@ -70,18 +70,18 @@ class MedusaDrafter(EachDrafter):
 
     def draft(self, request: SampledRequest, most: int) -> Draft:
         """The draft of a request whose heads were computed at its last token."""
-        said = self._said.get(request)
-        if said is None or self._truth is None or said.length != len(request.tokens):
+        answer = self._said.get(request)
+        if answer is None or self._truth is None or answer.length != len(request.tokens):
             return NO_DRAFT
-        likely = self._truth.likely(said.probabilities)
+        likely = self._truth.likely(answer.probabilities)
         order = np.argsort(-likely, axis=1, kind="stable")
-        ids, shares = (np.take_along_axis(each, order, 1).tolist() for each in (said.ids, likely))
+        ids, shares = (np.take_along_axis(array, order, 1).tolist() for array in (answer.ids, likely))
         by_depth = zip(ids, shares, strict=True)
-        return best_tree([[Candidate(*each) for each in zip(*head, strict=True)] for head in by_depth], most)
+        return best_tree([[Candidate(*pair) for pair in zip(*head, strict=True)] for head in by_depth], most)
 
 
-def _learn(truth: RankTruth, said: _HeadRows, tokens: Sequence[int]) -> None:
+def _learn(truth: RankTruth, answer: _HeadRows, tokens: Sequence[int]) -> None:
     """Record the outcome of candidates, mostly of those whose predecessors were accepted, as drafts require."""
-    known = np.asarray(tokens[said.length : said.length + len(said.ids)], np.int32)
+    known = np.asarray(tokens[answer.length : answer.length + len(answer.ids)], np.int32)
     count = len(known)
-    truth.note(said.probabilities[:count], said.ids[:count] == known[:, None])
+    truth.note(answer.probabilities[:count], answer.ids[:count] == known[:, None])

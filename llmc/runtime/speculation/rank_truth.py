@@ -17,17 +17,16 @@ class RankTruth:
         self._expected: Shares = np.full((depths, ranks), _PRIOR)
         self._true: Shares = np.full((depths, ranks), _PRIOR)
 
-    def likely(self, said: Shares, depth: int = 0) -> Shares:
-        """The corrected probabilities of candidates: [depths, ranks]. said: their stated probabilities, at this depth
-        and below."""
-        depths, ranks = said.shape
+    def likely(self, probabilities: Shares, depth: int = 0) -> Shares:
+        """The corrected probabilities of candidates, [depths, ranks]; probabilities: the drafter's, from `depth` on."""
+        depths, ranks = probabilities.shape
         places = slice(depth, depth + depths), slice(ranks)
-        found: Shares = np.minimum(said * (self._true[places] / self._expected[places]), 1.0)
-        return found
+        shares: Shares = np.minimum(probabilities * (self._true[places] / self._expected[places]), 1.0)
+        return shares
 
-    def note(self, said: Shares, is_true: npt.NDArray[np.bool_], depth: int = 0) -> None:
+    def note(self, probabilities: Shares, is_true: npt.NDArray[np.bool_], depth: int = 0) -> None:
         """Record the outcome of candidates whose predecessors were accepted: [depths, ranks] each."""
-        depths, ranks = said.shape
+        depths, ranks = probabilities.shape
         places = slice(depth, depth + depths), slice(ranks)
-        self._expected[places] += said
+        self._expected[places] += probabilities
         self._true[places] += is_true

@@ -73,9 +73,11 @@ def _check_vocabulary(second: EngineDirectory, first: EngineDirectory) -> None:
 
 def _difference(second: EngineDirectory, first: EngineDirectory) -> str | None:
     ours, theirs = first.program.vocab_size, second.program.vocab_size
-    records = [each.files.records.get(TOKENIZER_NAME) for each in (second, first)]
+    records = [engine.files.records.get(TOKENIZER_NAME) for engine in (second, first)]
     if None not in records and records[0] != records[1]:
-        for index, (its, own) in enumerate(zip_longest(*(Tokenizer(each.files).tokens() for each in (second, first)))):
+        for index, (its, own) in enumerate(
+            zip_longest(*(Tokenizer(engine.files).tokens() for engine in (second, first)))
+        ):
             if its != own:
                 return f"token {index} is {its!r}, the model's {own!r}"
     if ours != theirs:

@@ -107,14 +107,14 @@ class Speculation:
         """Drafts for each request, at most `most`; the request has blocks for them."""
         begin = self._clock()
         proposed = zip(requests, self._drafter.propose(requests, most), strict=True)
-        found = attempts(self._checked, proposed)
-        drafts = [draft for draft in found if isinstance(draft, Draft)]
-        if len(drafts) < len(found):
+        checked = attempts(self._checked, proposed)
+        drafts = [draft for draft in checked if isinstance(draft, Draft)]
+        if len(drafts) < len(checked):
             self._begin_anew()
         self._drafting = self._clock() - begin
         self._proposed = max((draft.depth for draft in drafts), default=0)
         self._asked = {request: count for request, count in zip(requests, most, strict=True) if count}
-        return found
+        return checked
 
     def sides(self, plan: StepPlan) -> tuple[str, ...]:
         """The side outputs that the last scheduled step must return; called once per step."""
@@ -169,7 +169,7 @@ class Speculation:
             self._gate.note_drafted(len(plan.chunks), tokens, gained, seconds, self._drafting, has_read=has_read)
 
     def forget(self, request: Request) -> RequestError | None:
-        """The request has ended, or was dropped. Returns the error if that could not be recorded."""
+        """Drop the drafter's state of a request that has ended or was dropped. Returns the drafter's error, if any."""
         if not isinstance(request, SampledRequest):
             return None
         error = attempt(self._drafter.forget, request)

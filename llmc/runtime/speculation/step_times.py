@@ -51,7 +51,7 @@ class StepTimes:
     def times(self, size: int) -> int:
         """Number of measurements of similar sizes."""
         first = bisect.bisect_left(self._sizes, size / _ALIKE)
-        return sum(self._times[each] for each in self._sizes[first : bisect.bisect(self._sizes, size * _ALIKE)])
+        return sum(self._times[near] for near in self._sizes[first : bisect.bisect(self._sizes, size * _ALIKE)])
 
     def seconds(self, size: int) -> float | None:
         """Return the seconds of a step of that size; None before the first step.
@@ -60,9 +60,9 @@ class StepTimes:
         """
         if not self._sizes:
             return None
-        found = self._own_seconds(size)
+        own = self._own_seconds(size)
         larger = self._sizes[bisect.bisect_right(self._sizes, size) :]
-        return min(found, *(self._measured[each] for each in larger)) if larger else found
+        return min(own, *(self._measured[other] for other in larger)) if larger else own
 
     def _own_seconds(self, size: int) -> float:
         known = self._measured.get(size)

@@ -51,7 +51,7 @@ class SuffixDrafter(EachDrafter):
         begin, own.read = own.read, min(own.read + _READ_AT_ONCE, len(tokens))
         own.automaton.extend(tokens[begin : own.read])
         limits = (most, self._factor, self._least)
-        found = [each.draft(each.match(tokens), *limits) for each in self._earlier.of(request.salt)]
+        continuations = [earlier.draft(earlier.match(tokens), *limits) for earlier in self._earlier.of(request.salt)]
         if own.read == len(tokens):
-            found.insert(0, own.automaton.draft(own.automaton.end, *limits))
-        return Draft(max(found, key=lambda each: each.score, default=NO_CONTINUATION).tokens)
+            continuations.insert(0, own.automaton.draft(own.automaton.end, *limits))
+        return Draft(max(continuations, key=lambda continuation: continuation.score, default=NO_CONTINUATION).tokens)

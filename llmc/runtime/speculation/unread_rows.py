@@ -91,17 +91,17 @@ class UnreadRows:
         none, or if some of their hidden states are missing."""
         names = _Shifted(request.tokens, self._layers)
         start = min(self._cache.known(request, names), end - is_last)
-        found = self._rows.found(request, start, end)
-        if found is None and self._rows.found(request, end - 1, end) is not None:
+        rows = self._rows.found(request, start, end)
+        if rows is None and self._rows.found(request, end - 1, end) is not None:
             # The rows in between are lost: the cache begins after them.
             pending = self._rows.pending(request)
             if pending is not None and pending.start > start:
                 self._cache.skip(request, -(-pending.start // self._size))
                 start = min(self._cache.known(request, names), end - is_last)
-                found = self._rows.found(request, start, end)
-        if found is None or start < self._cache.skipped(request) * self._size:
+                rows = self._rows.found(request, start, end)
+        if rows is None or start < self._cache.skipped(request) * self._size:
             return None
-        return Unread(request, start, found)
+        return Unread(request, start, rows)
 
 
 class _Shifted(Sequence[int]):

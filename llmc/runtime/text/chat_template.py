@@ -45,8 +45,8 @@ class ChatTemplate:
 
     def sources(self, tools: bool) -> list[str]:
         """The texts that a conversation may be rendered by, the likelier first. tools: whether it has any."""
-        found = [self.tool_source, self.source] if tools else [self.source, self.tool_source]
-        return list(dict.fromkeys(found))
+        sources = [self.tool_source, self.source] if tools else [self.source, self.tool_source]
+        return list(dict.fromkeys(sources))
 
 
 def engine_template(engine: EngineFiles) -> ChatTemplate | None:
@@ -76,26 +76,26 @@ def named_template(name: str, engine: EngineFiles) -> ChatTemplate:
 def special_tokens(engine: EngineFiles) -> dict[str, str]:
     """The tokens that the tokenizer's files name, such as bos_token, as text."""
     files = (_settings(engine, "special_tokens_map.json"), _settings(engine, SETTINGS))
-    named = {name: value for each in files for name, value in each.items() if name.endswith("_token") and value}
+    named = {name: value for file in files for name, value in file.items() if name.endswith("_token") and value}
     texts = {name: value.get("content") if isinstance(value, dict) else value for name, value in named.items()}
     return {name: text for name, text in texts.items() if isinstance(text, str)}
 
 
 def _sources(engine: EngineFiles) -> dict[str, str]:
     """The model's templates by name: of the tokenizer's settings, and files, which count more, as for transformers."""
-    found = _named(_settings(engine, SETTINGS).get("chat_template"))
-    found = found or _named(_settings(engine, "chat_template.json").get("chat_template"))
+    sources = _named(_settings(engine, SETTINGS).get("chat_template"))
+    sources = sources or _named(_settings(engine, "chat_template.json").get("chat_template"))
     file = f"{_FOLDER}/chat_template.jinja"
     if file in engine:
-        found[_DEFAULT] = engine.text(file)
+        sources[_DEFAULT] = engine.text(file)
     others = [name for name in engine.below(f"{_FOLDER}/{TEMPLATE_FOLDER}") if name.endswith(".jinja")]
-    return {**found, **{PurePosixPath(name).stem: engine.text(name) for name in others}}
+    return {**sources, **{PurePosixPath(name).stem: engine.text(name) for name in others}}
 
 
 def _named(value: Any) -> dict[str, str]:
     """Templates as settings have them: a text, a mapping from names to texts, or a list of names with texts."""
     if isinstance(value, list):
-        pairs = [(each.get("name"), each.get("template")) for each in value if isinstance(each, dict)]
+        pairs = [(entry.get("name"), entry.get("template")) for entry in value if isinstance(entry, dict)]
     else:
         pairs = list(value.items()) if isinstance(value, dict) else [(_DEFAULT, value)]
     return {name: text for name, text in pairs if isinstance(name, str) and isinstance(text, str)}
@@ -103,5 +103,5 @@ def _named(value: Any) -> dict[str, str]:
 
 def _settings(engine: EngineFiles, name: str) -> dict[str, Any]:
     file = f"{_FOLDER}/{name}"
-    found = engine.json(file) if file in engine else {}
-    return found if isinstance(found, dict) else {}
+    settings = engine.json(file) if file in engine else {}
+    return settings if isinstance(settings, dict) else {}

@@ -88,21 +88,29 @@ def template_environment() -> Environment:
 
 
 def answer(program: Programs, question: dict[str, Any]) -> dict[str, Any]:
-    """`prompt` and `warnings`; `lacks` and `describes_tools` of each template if no conversation is given; or `error`
-    with the reason in one line if the template fails."""
+    """Answer the engine's question about its templates, as a JSON object.
+
+    Args:
+        program: Compiles a template's source.
+        question: The sources, the conversation with its tools and variables, or no conversation.
+
+    Returns:
+        `prompt` and `warnings` for a conversation; without one, `lacks` and `describes_tools` of each template. If the
+        template fails, `error`: the reason in one line.
+    """
     programs = [program(source, question["special_tokens"]) for source in question["sources"]]
     try:
         if question["messages"] is None:
             return {
-                "lacks": [list(each.fit.lacks) for each in programs],
-                "describes_tools": [each.describes_tools for each in programs],
+                "lacks": [list(member.fit.lacks) for member in programs],
+                "describes_tools": [member.describes_tools for member in programs],
             }
         messages = normal_messages(question["messages"])
-        asked = Question(
+        conversation = Question(
             messages, question["tools"], question["variables"], question["continue"], question["call_example"]
         )
-        chosen = next((each for each in programs if each.has_place_for(asked)), programs[0])
-        return {"prompt": chosen.prompt(asked), "warnings": chosen.warnings(asked)}
+        chosen = next((member for member in programs if member.has_place_for(conversation)), programs[0])
+        return {"prompt": chosen.prompt(conversation), "warnings": chosen.warnings(conversation)}
     except MemoryError:
         program.cache_clear()
         return {"error": "fails: it needs too much memory"}

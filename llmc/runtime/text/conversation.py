@@ -58,10 +58,10 @@ class ConversationPrompts:
         ):
             _check_json(name, value, is_right)
         begins_answer = add_generation_prompt and not continue_final_message
-        given = TemplateInput(messages, tools, begins_answer, continue_final_message, chat_template_kwargs)
-        rendered = self._renderer.render(self.template(chat_template), given)
-        for each in rendered.warnings:
-            warnings.warn(each, LoadWarning, stacklevel=3)
+        template_input = TemplateInput(messages, tools, begins_answer, continue_final_message, chat_template_kwargs)
+        rendered = self._renderer.render(self.template(chat_template), template_input)
+        for warning in rendered.warnings:
+            warnings.warn(warning, LoadWarning, stacklevel=3)
         return self._tokenizer.encode(rendered.text, add_special_tokens=False)
 
     def template(self, given: str | None) -> ChatTemplate:
@@ -93,7 +93,7 @@ class ConversationPrompts:
 
 def is_conversation(messages: object) -> TypeGuard[Conversation]:
     """Whether these are messages: a list of mappings with a role, at least one."""
-    return _are_mappings(messages) and bool(messages) and all("role" in each for each in messages)
+    return _are_mappings(messages) and bool(messages) and all("role" in message for message in messages)
 
 
 def says_nothing(message: Message) -> bool:
@@ -105,12 +105,12 @@ def conversations(messages: Conversation | Iterable[Conversation]) -> list[Any]:
     """Return one conversation or several as a list of them, without checking them."""
     if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Iterable):
         return [messages]
-    given = list(messages)
-    return [given] if any(isinstance(each, Mapping) for each in given) else given
+    items = list(messages)
+    return [items] if any(isinstance(message, Mapping) for message in items) else items
 
 
 def _are_mappings(values: object) -> TypeGuard[Sequence[Mapping[str, Any]]]:
-    return isinstance(values, Sequence) and all(isinstance(each, Mapping) for each in values)
+    return isinstance(values, Sequence) and all(isinstance(value, Mapping) for value in values)
 
 
 def _check_json(name: str, value: object, is_right: bool) -> None:

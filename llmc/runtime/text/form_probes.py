@@ -57,11 +57,11 @@ def _tool(name: str) -> Json:
 
 def _calls(*calls: tuple[str, str], text: str | None = None, first: int = 0) -> Json:
     """calls: the name and the JSON text of the arguments of each. first: the number in the first one's id."""
-    found = [
+    tool_calls = [
         {"id": f"call_{index}", "type": "function", "function": {"name": name, "arguments": arguments}}
         for index, (name, arguments) in enumerate(calls, first)
     ]
-    return {"role": "assistant", "content": text, "tool_calls": found}
+    return {"role": "assistant", "content": text, "tool_calls": tool_calls}
 
 
 def _result(index: int, text: str) -> Json:

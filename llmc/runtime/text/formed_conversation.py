@@ -34,29 +34,29 @@ def formed(
     messages: Sequence[Json], tools: Sequence[Mapping[str, Any]] | None, form: ConversationForm
 ) -> dict[str, Any]:
     """The template's variables `messages` and `tools`. messages: as normal_messages makes them."""
-    found = [*messages]
+    shaped = [*messages]
     writes_calls = form.calls is not Calls.AS_TEXT and (bool(tools) or not form.calls_need_tools)
     if tools and form.tools is Tools.DESCRIBED:
         example = form.call_example or calls_text([(EXAMPLE_NAME, EXAMPLE_ARGUMENTS)], form.call_style)
-        found, tools = with_system(found, tools_text(tools, example, results_as_text=not form.results)), None
+        shaped, tools = with_system(shaped, tools_text(tools, example, results_as_text=not form.results)), None
     if not writes_calls:
-        found = [_with_calls_as_text(message, form) for message in found]
+        shaped = [_with_calls_as_text(message, form) for message in shaped]
     elif form.calls is Calls.ONE_EACH:
-        found = one_call_each(found)
+        shaped = one_call_each(shaped)
     if not form.calls_with_text:
-        found = texts_before_calls(found)
+        shaped = texts_before_calls(shaped)
     if not form.results:
-        found = [_with_result_of_user(message) for message in found]
+        shaped = [_with_result_of_user(message) for message in shaped]
     if not form.developer:
-        found = [{**m, "role": "system"} if m.get("role") == "developer" else m for m in found]
+        shaped = [{**m, "role": "system"} if m.get("role") == "developer" else m for m in shaped]
     if form.systems is not Systems.ANYWHERE:
-        found = systems_first(found)
+        shaped = systems_first(shaped)
     if form.systems is Systems.IN_USER:
-        found = systems_in_user(found)
+        shaped = systems_in_user(shaped)
     if form.alternates:
-        found = alternating(found, FILLER)
-    taken = [_message(message, form) for message in _named(found, form)]
-    return {"messages": taken, "tools": None, form.tools_name: _tools(tools, form)}
+        shaped = alternating(shaped, FILLER)
+    shown = [_message(message, form) for message in _named(shaped, form)]
+    return {"messages": shown, "tools": None, form.tools_name: _tools(tools, form)}
 
 
 def _with_calls_as_text(message: Json, form: ConversationForm) -> Json:
@@ -84,7 +84,7 @@ def _named(messages: Sequence[Json], form: ConversationForm) -> list[Json]:
     """Replace the ids of calls by ids that the template accepts. A result gets the new id of the last call with its old
     id."""
     ids: dict[Any, str] = {}
-    found, count = [], 0
+    named, count = [], 0
     for message in messages:
         calls = []
         for call in message.get("tool_calls", ()):
@@ -94,8 +94,8 @@ def _named(messages: Sequence[Json], form: ConversationForm) -> list[Json]:
         answered = message.get("tool_call_id")
         changes: Json = {"tool_calls": calls} if calls else {}
         changes |= {} if answered is None else {"tool_call_id": ids.get(answered, answered)}
-        found.append({**message, **changes})
-    return found
+        named.append({**message, **changes})
+    return named
 
 
 def _identity(call: Json, count: int, form: ConversationForm) -> str:
@@ -110,40 +110,40 @@ def _identity(call: Json, count: int, form: ConversationForm) -> str:
 def _message(message: Json, form: ConversationForm) -> Json:
     """Return the message with the names and kinds of values of the form."""
     thought, content, calls = message.get("reasoning_content"), message["content"], message.get("tool_calls")
-    found = {name: value for name, value in message.items() if name != "reasoning_content"}
+    shaped = {name: value for name, value in message.items() if name != "reasoning_content"}
     if thought and calls and content and not form.thought_with_text:
         thought = None
     in_parts = thought if form.thought == "parts" else None
     if message.get("role") == "assistant" and not (content or calls or in_parts or form.blanks):
         content = FILLER
     if calls:
-        found["tool_calls"] = [_call(call, form) for call in calls]
+        shaped["tool_calls"] = [_call(call, form) for call in calls]
     if in_parts:
-        said = [{"type": "text", "text": content}] if isinstance(content, str) and content else content or []
-        found["content"] = [{"type": "thinking", "thinking": in_parts}, *said]
+        parts = [{"type": "text", "text": content}] if isinstance(content, str) and content else content or []
+        shaped["content"] = [{"type": "thinking", "thinking": in_parts}, *parts]
     elif calls and not content and form.absent is not Absent.EMPTY:
-        found["content"] = None
+        shaped["content"] = None
         if form.absent is Absent.LEFT_OUT:
-            del found["content"]
+            del shaped["content"]
     elif message.get("role") in form.parts and isinstance(content, str):
-        found["content"] = [{"type": "text", "text": content}]
+        shaped["content"] = [{"type": "text", "text": content}]
     else:
-        found["content"] = content
-    return {**found, form.thought: thought} if thought and not in_parts else found
+        shaped["content"] = content
+    return {**shaped, form.thought: thought} if thought and not in_parts else shaped
 
 
 def _call(call: Json, form: ConversationForm) -> Json:
     function = call["function"]
-    given = function.get("arguments")
-    value = _object(given)
+    arguments = function.get("arguments")
+    value = _object(arguments)
     if not isinstance(value, dict) and not form.raw_arguments:
-        value = {"arguments": given if isinstance(given, str) else _json(given)}
+        value = {"arguments": arguments if isinstance(arguments, str) else _json(arguments)}
     if not isinstance(value, dict):
         value = value if isinstance(value, str) else _json(value)
     elif form.arguments is Arguments.TEXT:
-        value = given if isinstance(given, str) and given.strip() not in ("", "null") else _json(value)
+        value = arguments if isinstance(arguments, str) and arguments.strip() not in ("", "null") else _json(value)
     elif form.arguments is not Arguments.OBJECT:
-        value = {name: _as_text(each, form.arguments) for name, each in value.items()}
+        value = {name: _as_text(argument, form.arguments) for name, argument in value.items()}
     return {**call, "function": {**function, "arguments": value}}
 
 
@@ -168,10 +168,10 @@ def _object(arguments: Any) -> Any:
 def _tools(tools: Sequence[Mapping[str, Any]] | None, form: ConversationForm) -> list[Json] | None:
     if not tools:
         return [] if form.lists_no_tools else None
-    found = [dict(tool) for tool in tools]
+    shaped = [dict(tool) for tool in tools]
     if form.fills_tools:
-        found = [{**tool, "function": _filled(tool["function"])} if "function" in tool else tool for tool in found]
-    return [dict(tool.get("function", tool)) for tool in found] if form.tools is Tools.FUNCTIONS else found
+        shaped = [{**tool, "function": _filled(tool["function"])} if "function" in tool else tool for tool in shaped]
+    return [dict(tool.get("function", tool)) for tool in shaped] if form.tools is Tools.FUNCTIONS else shaped
 
 
 def _filled(function: Mapping[str, Any]) -> Json:

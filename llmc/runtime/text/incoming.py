@@ -81,17 +81,17 @@ class Incoming:
 
     def takes(self, mark: str) -> Wait[bool]:
         """Whether the mark comes next; if so it is read."""
-        found = yield from self.starts(mark)
-        if found:
+        starts = yield from self.starts(mark)
+        if starts:
             self.at += len(mark)
-        return found
+        return starts
 
     def take_while(self, pattern: re.Pattern[str]) -> Wait[str]:
         """Read the longest run of a pattern that takes any number of characters, each on its own."""
         parts: list[str] = []
         while True:
-            found = pattern.match(self.text, self.at)
-            parts.append(self._read_to(found.end() if found else self.at))
+            match = pattern.match(self.text, self.at)
+            parts.append(self._read_to(match.end() if match else self.at))
             if self.ended or self.at < len(self.text):
                 return "".join(parts)
             yield
@@ -107,9 +107,9 @@ class Incoming:
         of the text is dropped.
         """
         while True:
-            found = [(at, stop) for stop in stops if (at := self.text.find(stop, self.at)) >= 0]
-            if found:
-                at, stop = min(found)
+            matches = [(at, stop) for stop in stops if (at := self.text.find(stop, self.at)) >= 0]
+            if matches:
+                at, stop = min(matches)
                 return self._read_to(at), stop
             certain = len(self.text) - held_back(self.text[self.at :], stops)
             if self.ended:

@@ -16,7 +16,7 @@ def normal_messages(messages: Iterable[Mapping[str, Any]]) -> list[Json]:
     OpenAI's older `function_call` and role `function` included. A thought is under `reasoning_content`. Keys whose
     value is None and empty lists of calls are left out. Other keys stay.
     """
-    found: list[Json] = []
+    normalized: list[Json] = []
     open_calls = _OpenCalls()
     for message in messages:
         normal = {name: value for name, value in message.items() if value is not None}
@@ -31,8 +31,8 @@ def normal_messages(messages: Iterable[Mapping[str, Any]]) -> list[Json]:
         normal = {name: value for name, value in normal.items() if name not in ("tool_calls", "function_call")}
         if calls:
             normal["tool_calls"] = open_calls.made(calls)
-        found.append(normal)
-    return found
+        normalized.append(normal)
+    return normalized
 
 
 def text_of_parts(content: list[Any]) -> str | None:
@@ -51,22 +51,22 @@ class _OpenCalls:
 
     def made(self, calls: Iterable[Mapping[str, Any]]) -> list[Json]:
         """The calls of a message, with ids for those without."""
-        found = []
+        completed = []
         for call in calls:
             identity, function = str(call.get("id") or f"call_{self._count}"), dict(call["function"])
             self._count += 1
             self._names[identity] = str(function.get("name") or "")
             self._open.append((identity, self._names[identity]))
-            found.append({**call, "id": identity, "type": call.get("type") or "function", "function": function})
-        return found
+            completed.append({**call, "id": identity, "type": call.get("type") or "function", "function": function})
+        return completed
 
     def answered(self, message: Json) -> Json:
         """A result with the id and the name of its call: by its id, by its name, or else the first without a result."""
         identity, name = message.get("tool_call_id"), message.get("name")
         if identity is None:
-            fitting = [each for each in self._open if name in (None, each[1])]
+            fitting = [pending for pending in self._open if name in (None, pending[1])]
             identity, name = fitting[0] if fitting else (None, name)
-        self._open = [each for each in self._open if each[0] != identity]
+        self._open = [pending for pending in self._open if pending[0] != identity]
         name = name or self._names.get(identity or "")
         known = {"tool_call_id": identity, "name": name}
         return {**message, "role": "tool", **{key: value for key, value in known.items() if value is not None}}

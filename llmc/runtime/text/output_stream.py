@@ -87,8 +87,8 @@ class OutputStream:
         if last.error is not None:
             raise last.error
         by_index: dict[int, list[ChoiceNews]] = {}
-        for each in news:
-            for choice in each.choices:
+        for part in news:
+            for choice in part.choices:
                 by_index.setdefault(choice.number, []).append(choice)
         choices = tuple(self._delta(index, by_index[index]) for index in sorted(by_index))
         self._completion_tokens += sum(len(choice.token_ids) for choice in choices)
@@ -99,15 +99,15 @@ class OutputStream:
             Usage(self._prompt_tokens, last.cached_tokens, self._completion_tokens),
             last.finished,
             last.times,
-            next((each.prompt_logprobs for each in news if each.prompt_logprobs is not None), None),
+            next((piece.prompt_logprobs for piece in news if piece.prompt_logprobs is not None), None),
             notes,
         )
 
     def _delta(self, index: int, news: Sequence[ChoiceNews]) -> ChoiceDelta:
         last = news[-1]
-        logprobs = None if last.logprobs is None else tuple(p for each in news for p in each.logprobs or ())
-        tokens = tuple(token for each in news for token in each.token_ids)
-        text = "".join(self._decoded(each) for each in news)
+        logprobs = None if last.logprobs is None else tuple(p for part in news for p in part.logprobs or ())
+        tokens = tuple(token for part in news for token in part.token_ids)
+        text = "".join(self._decoded(part) for part in news)
         ended = last.finish_reason, last.stop_reason, last.cumulative_logprob
         return ChoiceDelta(index, text, tokens, logprobs, *ended, last.row)
 

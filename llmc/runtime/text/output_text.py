@@ -82,9 +82,9 @@ class OutputText:
         if not may_stop:
             return
         # A stop string that ends in the new piece starts at most its length minus one before it.
-        found = [(at, s) for s in self._stop if (at := self._text.find(s, max(0, end - len(s) + 1))) >= 0]
-        if found:
-            at, self.stopped_by = min(found)
+        matches = [(at, s) for s in self._stop if (at := self._text.find(s, max(0, end - len(s) + 1))) >= 0]
+        if matches:
+            at, self.stopped_by = min(matches)
             self._text = self._text[: at + len(self.stopped_by) if self._keep_stop else at]
 
 

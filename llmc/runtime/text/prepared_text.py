@@ -20,9 +20,12 @@ def known_prompt(preparation: TextPreparation, names: Iterable[str]) -> str | No
 
 
 def prepared(preparation: TextPreparation, prompt: Any, name: str | None = None) -> Any:
-    """name: of the prompt; None is the model's default. Raises RequestError for a name that no prompt has."""
+    """Put the model's prompt before a text.
+
+    name: of the prompt; None is the model's default. Raises RequestError for a name that no prompt has.
+    """
     named = preparation.default_prompt if name is None else name
-    prompts = {each.name: each.text for each in preparation.prompts}
+    prompts = {template.name: template.text for template in preparation.prompts}
     if named is not None and named not in prompts:
         raise RequestError(
             f"the model has no prompt {named!r:.60}; it has {', '.join(map(repr, prompts)) or 'none'}",

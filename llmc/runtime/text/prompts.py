@@ -25,28 +25,28 @@ def token_sequences(
 ) -> list[list[int]]:
     """Token ids of one prompt or several, none for an empty list. prepare: converts a prompt to the form that the model
     reads. Raises RequestError if it is not a prompt."""
-    given, is_one = as_list(prompts)
-    return [] if is_one and given == [[]] else [token_ids(prepare(prompt), tokenizer) for prompt in given]
+    items, is_one = as_list(prompts)
+    return [] if is_one and items == [[]] else [token_ids(prepare(prompt), tokenizer) for prompt in items]
 
 
 def as_list(prompts: Prompts) -> tuple[list[Any], bool]:
     """Return the prompts as a list, and whether a single prompt was given. An empty list is a prompt without tokens."""
-    given = _plain(prompts)
-    if isinstance(given, str | Mapping):
-        return [given], True
-    items = _items(given)  # Once: an iterator gives each item only once.
+    plain = _plain(prompts)
+    if isinstance(plain, str | Mapping):
+        return [plain], True
+    items = _items(plain)  # Once: an iterator gives each item only once.
     is_one = not any(isinstance(item, str | Iterable) or item is None for item in items)
     return ([items] if is_one else items), is_one
 
 
 def token_ids(prompt: Prompt, tokenizer: Tokenizer) -> list[int]:
     """Token ids of one prompt. Raises RequestError for anything else."""
-    given = _plain(prompt)
-    if isinstance(given, str):
-        return tokenizer.encode(given)
-    if isinstance(given, Mapping):
-        return token_ids(_content(given), tokenizer)
-    return [_token_id(item) for item in _items(given)]
+    plain = _plain(prompt)
+    if isinstance(plain, str):
+        return tokenizer.encode(plain)
+    if isinstance(plain, Mapping):
+        return token_ids(_content(plain), tokenizer)
+    return [_token_id(item) for item in _items(plain)]
 
 
 def check_length(where: str, tokens: Sequence[int], limit: int, purpose: str) -> None:

@@ -104,7 +104,7 @@ class TemplateRenderer:
             self._fitted.append(question)
         lacks: list[list[str]] = answer["lacks"]
         # One of several templates may show the parts that another lacks.
-        shared = tuple(each for each in lacks[0] if all(each in others for others in lacks[1:]))
+        shared = tuple(lack for lack in lacks[0] if all(lack in others for others in lacks[1:]))
         return TemplateFit(shared, all(answer["describes_tools"]))
 
     def render(self, template: ChatTemplate, given: TemplateInput, arrived: float | None = None) -> RenderedPrompt:
@@ -195,17 +195,17 @@ def warn_of_template(fit: Callable[[], TemplateFit]) -> TemplateFit | None:
         The fit; None for a template that cannot be used.
     """
     try:
-        found = fit()
+        template_fit = fit()
     except RequestError as error:
         warnings.warn(f"the chat template cannot be used: {error.problem}", LoadWarning, stacklevel=3)
         return None
-    if found.lacks:
-        more = f" and {len(found.lacks) - _TOLD} more" if len(found.lacks) > _TOLD else ""
-        parts = ", ".join(found.lacks[:_TOLD]) + more
+    if template_fit.lacks:
+        more = f" and {len(template_fit.lacks) - _TOLD} more" if len(template_fit.lacks) > _TOLD else ""
+        parts = ", ".join(template_fit.lacks[:_TOLD]) + more
         warnings.warn(
             f"the chat template does not show {parts}: requests with that are refused", LoadWarning, stacklevel=3
         )
-    return found
+    return template_fit
 
 
 def _question(template: ChatTemplate, given: TemplateInput | None) -> object:

@@ -62,9 +62,9 @@ class Tokenizer:
         try:
             if len(text) + len(pair or "") < _LONG_CHARACTERS:
                 return self._fast.encode(text, pair, add_special_tokens=add_special_tokens)
-            given: Any = text if pair is None else (text, pair)
+            input_: Any = text if pair is None else (text, pair)
             # With several texts the library lets other threads run, which it does not with one.
-            return self._fast.encode_batch([given], add_special_tokens=add_special_tokens)[0]
+            return self._fast.encode_batch([input_], add_special_tokens=add_special_tokens)[0]
         except TypeError:
             raise RequestError(
                 f"the text cannot be written as UTF-8: {text!r:.80}", fix="leave out surrogates such as '\\ud800'"
@@ -80,15 +80,15 @@ class Tokenizer:
 
     def cut(self, ids: Sequence[int], most: int, *, keeps_start: bool = True) -> list[int]:
         """The first tokens of a text (or the last), with the special tokens that the tokenizer puts around texts."""
-        found = list(ids)
-        if len(found) <= most:
-            return found
+        kept = list(ids)
+        if len(kept) <= most:
+            return kept
         before, after = self._special_ends
-        has_ends = found[: len(before)] == before and found[len(found) - len(after) :] == after
+        has_ends = kept[: len(before)] == before and kept[len(kept) - len(after) :] == after
         room = most - len(before) - len(after)
         if not has_ends or room <= 0:
-            return found[:most] if keeps_start else found[-most:]
-        text = found[len(before) : len(found) - len(after)]
+            return kept[:most] if keeps_start else kept[-most:]
+        text = kept[len(before) : len(kept) - len(after)]
         return [*before, *(text[:room] if keeps_start else text[-room:]), *after]
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
@@ -120,14 +120,14 @@ class Tokenizer:
     def tokens_containing(self, text: str) -> frozenset[int]:
         """The tokens whose bytes contain those of the text. The latest answers are kept, because it reads every
         token."""
-        found = self._containing.get(text)
-        if found is None:
+        tokens = self._containing.get(text)
+        if tokens is None:
             wanted = text.encode()
-            found = frozenset(i for i, each in enumerate(self._vocabulary_bytes) if wanted in each)
+            tokens = frozenset(i for i, content in enumerate(self._vocabulary_bytes) if wanted in content)
             if len(self._containing) >= _KEPT_TEXTS:
                 self._containing.clear()
-            self._containing[text] = found
-        return found
+            self._containing[text] = tokens
+        return tokens
 
     @cached_property
     def _special_ends(self) -> tuple[list[int], list[int]]:
@@ -145,7 +145,7 @@ class Tokenizer:
             return []
         fast = self._fast
         decoder = json.loads(fast.to_str()).get("decoder") or {}
-        kinds = {decoder.get("type"), *(each["type"] for each in decoder.get("decoders", ()))}
+        kinds = {decoder.get("type"), *(part["type"] for part in decoder.get("decoders", ()))}
         added = fast.get_added_tokens_decoder()
         is_byte_level = "ByteLevel" in kinds
         texts = [fast.id_to_token(i) or "" for i in range(fast.get_vocab_size())]

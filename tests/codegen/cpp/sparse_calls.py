@@ -70,14 +70,14 @@ def both(
         )
         values |= {"format": "int8", "x_format": x_format, "scale_type": SCALES[scales.dtype], "has_zeros": False}
         values |= {"group": channels // scales.shape[1]}
-    found = []
+    results = []
     for name, data, is_sparse in zip(names, packed, (False, True), strict=True):
         y = torch.full((tokens, out), 7.0, dtype=torch.float32 if kernel == "lm_head" else x.dtype)
         given = values | {"weight": pointer(data), "y": rows(y)} | ({} if scales is None else {"is_sparse": is_sparse})
         scratch = kernels(target).llmc_linear_scratch(tokens, channels)
         call(target, name, [x.dtype], given, threads=threads, scratch=scratch, pool=pool)
-        found.append(y)
-    return found[0], found[1]
+        results.append(y)
+    return results[0], results[1]
 
 
 def call_sparse_embedding(

@@ -54,8 +54,12 @@ def test_an_engine(golden: Golden) -> None:
 
 
 def test_a_launch_for_side_outputs_and_one_in_their_place() -> None:
-    one, all_tokens = Launch("copy", LOOP, ("F32",), {}, Origin((), None, None), "0", "0"), ("first", "last")
-    launches = (replace(one, sides=("last",)), replace(one, unless=all_tokens), replace(one, wanted=(StepOutput.BEST,)))
+    launch, all_tokens = Launch("copy", LOOP, ("F32",), {}, Origin((), None, None), "0", "0"), ("first", "last")
+    launches = (
+        replace(launch, sides=("last",)),
+        replace(launch, unless=all_tokens),
+        replace(launch, wanted=(StepOutput.BEST,)),
+    )
     sides = tuple(SideOutput(name, "F32", RowCount.TOKENS, (4,), None) for name in all_tokens)
     program = Program(LIMITS, 10, Affine(), Affine(), (), (), (), launches, side_outputs=sides)
     text = print_source(program, {}, "tiny")

@@ -99,8 +99,8 @@ def test_rates_are_those_of_some_machine(
         is_product = "F32" not in name and name != "lookup" and not name.startswith("attention")
         assert (kind.pack is not None) is is_product
         assert bool(kind.reach) is (is_product or name.startswith("attention"))
-        assert all(0 < each.share <= 1 for each in kind.reach)
-        assert [each.rows for each in kind.reach] == sorted(each.rows for each in kind.reach)
+        assert all(0 < reached.share <= 1 for reached in kind.reach)
+        assert [reached.rows for reached in kind.reach] == sorted(other.rows for other in kind.reach)
         assert (kind.bandwidth is not None) is (name == "lookup")
 
 

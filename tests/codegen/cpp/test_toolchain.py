@@ -26,9 +26,9 @@ def test_no_compiler_says_what_to_install(tmp_path: Path) -> None:
 
 
 def test_cxx_may_hold_arguments() -> None:
-    found = find_toolchain()
-    chosen = find_toolchain({"PATH": "/usr/bin:/bin", "CXX": f"{found.compiler[0]} -O1"})
-    assert chosen.compiler == (found.compiler[0], "-O1")
+    toolchain = find_toolchain()
+    chosen = find_toolchain({"PATH": "/usr/bin:/bin", "CXX": f"{toolchain.compiler[0]} -O1"})
+    assert chosen.compiler == (toolchain.compiler[0], "-O1")
 
 
 def test_a_failed_command_shows_its_first_error_and_the_source(tmp_path: Path) -> None:
@@ -63,9 +63,9 @@ def path_with(folder: Path, *tools: str) -> Path:
     """A directory for PATH that has these tools of the system alone."""
     folder.mkdir()
     for tool in tools:
-        found = shutil.which(tool)
-        assert found is not None
-        (folder / tool).symlink_to(Path(found).resolve())
+        place = shutil.which(tool)
+        assert place is not None
+        (folder / tool).symlink_to(Path(place).resolve())
     return folder
 
 

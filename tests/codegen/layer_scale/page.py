@@ -24,5 +24,5 @@ def pytest_sessionstart() -> None:
     known = dict(re.findall(r"^- `(\w+)`: .*?; (.*)$", (ROOT / PAGE).read_text(encoding="utf-8"), re.MULTILINE))
     own = Path(llmc.__file__).parent.parent / PAGE
     own.parent.mkdir(exist_ok=True)
-    verdicts = {each.name: known.get(each.name) or str(prove(each)) for each in built_in()}
+    verdicts = {pass_.name: known.get(pass_.name) or str(prove(pass_)) for pass_ in built_in()}
     own.write_text(passes_page(verdicts), encoding="utf-8")

@@ -26,7 +26,7 @@ def in_onnxruntime(op: Any, *arguments: Any, **named: Any) -> list[np.ndarray[An
 
     def given(value: Any) -> Any:
         if isinstance(value, list):
-            return [given(each) for each in value]
+            return [given(element) for element in value]
         if not isinstance(value, Tensor):
             return value
         node = graph.placeholder(f"x{len(feeds)}")
@@ -37,11 +37,13 @@ def in_onnxruntime(op: Any, *arguments: Any, **named: Any) -> list[np.ndarray[An
     node = graph.call_function(op, tuple(map(given, arguments)), {name: given(v) for name, v in named.items()})
     node.meta["val"] = _fake(op, mode, node)
     results = node.meta["val"] if isinstance(node.meta["val"], list | tuple) else [node.meta["val"]]
-    results = [*results, *(each.meta["val"] for each in written_arguments(node))]
+    results = [*results, *(argument.meta["val"] for argument in written_arguments(node))]
     outputs = [f"y{i}" for i in range(len(results))]
     calls = Calls()
-    made = calls.node(node, {each: each.name for each in node.all_input_nodes}, outputs)
-    inputs = [value_info(each.name, each.meta["val"], {}) for each in graph.find_nodes(op="placeholder")]
+    made = calls.node(node, {operand: operand.name for operand in node.all_input_nodes}, outputs)
+    inputs = [
+        value_info(placeholder.name, placeholder.meta["val"], {}) for placeholder in graph.find_nodes(op="placeholder")
+    ]
     body = helper.make_graph(
         [made], "call", inputs, [value_info(n, v, {}) for n, v in zip(outputs, results, strict=True)]
     )
@@ -51,8 +53,8 @@ def in_onnxruntime(op: Any, *arguments: Any, **named: Any) -> list[np.ndarray[An
     import onnxruntime
 
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-    found: list[np.ndarray[Any, Any]] = session.run(None, {name: value.numpy() for name, value in feeds.items()})
-    return found
+    values: list[np.ndarray[Any, Any]] = session.run(None, {name: value.numpy() for name, value in feeds.items()})
+    return values
 
 
 def _fake(op: Any, mode: FakeTensorMode, node: fx.Node) -> Any:
@@ -63,14 +65,14 @@ def _fake(op: Any, mode: FakeTensorMode, node: fx.Node) -> Any:
 
 def check(op: Any, *arguments: Any, **named: Any) -> None:
     """The function's results are the op's, and so is what both write."""
-    found = in_onnxruntime(op, *arguments, **named)
-    changed = [each.alias_info is not None and each.alias_info.is_write for each in op._schema.arguments]
+    actual = in_onnxruntime(op, *arguments, **named)
+    changed = [argument.alias_info is not None and argument.alias_info.is_write for argument in op._schema.arguments]
     arguments = tuple(given.clone() if is_it else given for given, is_it in zip(arguments, changed, strict=False))
     made = op(*arguments, **named)
     wanted = [*(made if isinstance(made, list | tuple) else [made])]
     wanted += [given for given, is_it in zip(arguments, changed, strict=False) if is_it]
-    for each, ours in zip(found, wanted, strict=True):
-        torch.testing.assert_close(torch.from_numpy(each), ours, rtol=1e-5, atol=1e-5, equal_nan=True)
+    for result, ours in zip(actual, wanted, strict=True):
+        torch.testing.assert_close(torch.from_numpy(result), ours, rtol=1e-5, atol=1e-5, equal_nan=True)
 
 
 def numbers(*shape: int, seed: int = 0) -> Tensor:

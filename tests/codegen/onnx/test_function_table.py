@@ -36,4 +36,4 @@ def test_an_op_in_neither_table_is_refused_by_its_name(monkeypatch: pytest.Monke
 @pytest.mark.parametrize("stage", [Stage.CANONICAL, Stage.SERVING, Stage.OPTIMIZED])
 def test_so_has_every_op_of_aten_that_is_legal_after_capture(stage: Stage) -> None:
     legal = (legal_ops(stage) | all_fallback_ops()) - set(RECORDS) - {operator.getitem}
-    assert {str(each) for each in legal - set(FUNCTIONS) - set(POINTWISE)} == set()
+    assert {str(op) for op in legal - set(FUNCTIONS) - set(POINTWISE)} == set()

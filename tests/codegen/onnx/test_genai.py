@@ -43,30 +43,31 @@ def by_genai(directory: Path, prompt: list[int]) -> list[int]:
     params.set_search_options(max_length=len(prompt) + NEW, do_sample=False)
     generator = genai.Generator(model, params)
     generator.append_tokens(prompt)
-    found: list[int] = []
+    tokens: list[int] = []
     while not generator.is_done():
         generator.generate_next_token()
-        found.append(int(generator.get_next_tokens()[0]))
-    return found
+        tokens.append(int(generator.get_next_tokens()[0]))
+    return tokens
 
 
 @pytest.mark.parametrize(
-    ("family", "quantize"), quick_sample([*((each, "none") for each in FAMILIES), *CODED], [("llama", "int4:g32:asym")])
+    ("family", "quantize"),
+    quick_sample([*((family, "none") for family in FAMILIES), *CODED], [("llama", "int4:g32:asym")]),
 )
 def test_greedy_tokens_are_those_of_the_graph(family: str, quantize: str, tmp_path: Path) -> None:
     # No token ends the text, so that windows are left behind.
     sizes: dict[str, Any] = {"intermediate_size": 128} if quantize != "none" else {}
     checkpoint = tiny_checkpoint(family, tmp_path / "model", eos_token_id=159, **sizes)
     report = llmc.export(checkpoint, tmp_path / "out", flavour="genai", quantize=quantize)
-    found = by_genai(tmp_path / "out", tiny_tokens(9))
+    actual = by_genai(tmp_path / "out", tiny_tokens(9))
     options = parse_options({"dtype": "float32", "quantize": quantize})
     model = capture(checkpoint, options)
     graph = graph_at(model, Stage.CANONICAL, options, default(), Stages(None))
     tokens = tiny_tokens(9)
-    for _ in found:
+    for _ in actual:
         tokens.append(int(run_tokens(graph, model.source, tokens)[-1].argmax()))
-    assert found == tokens[9:]
-    assert len(found) == NEW or found[-1] == 159
+    assert actual == tokens[9:]
+    assert len(actual) == NEW or actual[-1] == 159
     onnx.checker.check_model(report.path / "model.onnx")
     model = onnx.load(report.path / "model.onnx", load_external_data=False)
     own = [node.op_type for node in model.graph.node if node.domain == "com.microsoft"]

@@ -50,8 +50,8 @@ def test_blocked_codes(format: str) -> None:
     parts = {name: part.float() if part.is_floating_point() else part for name, part in parts.items()}
     given = [parts.get(name) for name in ("codes", "scales", "zeros")]
     more = [parts.get(name) for name in ("scale_steps", "minima", "minimum_steps")]
-    (found,) = in_onnxruntime(ops.dequantize.default, *given, format, torch.float32, *more)
-    assert torch.equal(torch.from_numpy(found), ops.dequantize.default(*given, format, torch.float32, *more))
+    (values,) = in_onnxruntime(ops.dequantize.default, *given, format, torch.float32, *more)
+    assert torch.equal(torch.from_numpy(values), ops.dequantize.default(*given, format, torch.float32, *more))
 
 
 def test_choices() -> None:

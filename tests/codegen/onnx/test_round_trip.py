@@ -41,7 +41,7 @@ def calls(model: Captured) -> list[str]:
     sizes: dict[str, str] = {}
     graph = graph_at(model, Stage.CANONICAL, OPTIONS, default(), Stages(None)).graph
     numbers: dict[fx.Node, str] = {}
-    found = []
+    lines = []
     for node in graph.find_nodes(op="placeholder")[:2]:
         numbers[node] = node.name
     for node in graph.nodes:
@@ -49,8 +49,8 @@ def calls(model: Captured) -> list[str]:
             given = fx.map_arg(call_arguments(node), lambda each: numbers.setdefault(each, f"%{len(numbers)}"))
             value = node.meta["val"]
             shape = re.sub(r"\bs\d+", partial(_numbered, sizes), str(value.shape)) if torch.is_tensor(value) else ""
-            found.append(f"{numbers.setdefault(node, f'%{len(numbers)}')}: {shape} = {op_name(node.target)}({given})")
-    return found
+            lines.append(f"{numbers.setdefault(node, f'%{len(numbers)}')}: {shape} = {op_name(node.target)}({given})")
+    return lines
 
 
 def _numbered(sizes: dict[str, str], size: re.Match[str]) -> str:

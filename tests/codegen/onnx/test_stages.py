@@ -61,9 +61,9 @@ def check(model: Captured, stage: Stage, options: BuildOptions) -> None:
     tokens = tiny_tokens(21)
     steps = (12, 1, 8) if graph.caches or graph.states else (21,)
     wanted = run_tokens(graph, model.source, tokens, chunk_sizes=steps, block_size=16)
-    found = OnnxOracle(graph, model.source).logits(tokens, chunk_sizes=steps)
-    assert found.shape == wanted.shape
-    assert float((found - wanted).abs().max() / wanted.std()) <= LARGEST_DIFFERENCE
+    logits = OnnxOracle(graph, model.source).logits(tokens, chunk_sizes=steps)
+    assert logits.shape == wanted.shape
+    assert float((logits - wanted).abs().max() / wanted.std()) <= LARGEST_DIFFERENCE
 
 
 @pytest.mark.parametrize("stage", STAGES, ids=lambda stage: stage.value)

@@ -14,15 +14,15 @@ pytest.importorskip("onnxruntime", exc_type=ImportError)
 TOKENS = 8
 # Of three requests, the second of which begins, whose states are in slots that lie elsewhere; two slots are nobody's.
 STEP: tuple[Tensor, ...] = tuple(
-    torch.tensor(each, dtype=torch.int32) for each in ([0, 1, 6, 8], [4, 5, 30], [3, 0, 4])
+    torch.tensor(column, dtype=torch.int32) for column in ([0, 1, 6, 8], [4, 5, 30], [3, 0, 4])
 )
 
 
 def states(*shape: int) -> Tensor:
     """Of five slots; nothing may read what the second request left, nor slots of nobody."""
-    found = numbers(5, *shape, seed=9)
-    found[:3] = torch.nan
-    return found
+    slots = numbers(5, *shape, seed=9)
+    slots[:3] = torch.nan
+    return slots
 
 
 def rows(*shape: int, seed: int = 0) -> Tensor:

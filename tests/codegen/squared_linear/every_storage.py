@@ -36,13 +36,13 @@ def check(name: str, directory: Path) -> None:
     b = GraphBuilder(vocab_size=61)
     normed = b.rms_norm(b.embedded(64), "norm")
     graph, source = b.finish(b.call(torch.ops.llmc.squared_linear.default, normed, b.weight("square.weight", 64, 64)))
-    coverage = CoverageObserver({each.name for each in built_in()}, options)
+    coverage = CoverageObserver({pass_.name for pass_ in built_in()}, options)
     passes = built_in()[len(canonical()) :]
     graph = run_pipeline(graph, passes, options, coverage, ModelData(source)).graph
     (product,) = graph.graph.find_nodes(op="call_function", target=torch.ops.llmc.squared_linear.default)
     weight = parts_before(product).get("weight")
     assert storage is None if weight is None else weight.target is getattr(torch.ops.llmc, str(storage)).default
-    assert any("products quantized" in str(each) for each in coverage.coverage()) == ("quantize" in given)
+    assert any("products quantized" in str(part) for part in coverage.coverage()) == ("quantize" in given)
     lowered = lower(graph, host_target(), options)
     got, want = run_engine(lowered, source, STEPS, host_target(), directory), run_steps(graph, source, STEPS)
     for step, expected in zip(got, want, strict=True):

@@ -28,8 +28,8 @@ class Claimed:
     @property
     def dtype(self) -> torch.dtype:
         """What the op is asked for, or its first argument's."""
-        found: torch.dtype = next((a for a in self.arguments if isinstance(a, torch.dtype)), self.arguments[0].dtype)
-        return found
+        dtype: torch.dtype = next((a for a in self.arguments if isinstance(a, torch.dtype)), self.arguments[0].dtype)
+        return dtype
 
 
 def values_of(arguments: Sequence[Any]) -> list[Any]:

@@ -47,12 +47,12 @@ def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
 def largest(kernels: Sequence[DeviceKernel]) -> list[DeviceKernel]:
     """Of each function, in each of its modes, the one with the largest tile: the others need fewer registers and less
     shared memory."""
-    found: dict[tuple[Any, ...], DeviceKernel] = {}
+    by_tile: dict[tuple[Any, ...], DeviceKernel] = {}
     for kernel in kernels:
         key = kernel.function, *(_mode(name, value) for name, value in sorted(kernel.constants.items()))
-        if key not in found or _tile(kernel) > _tile(found[key]):
-            found[key] = kernel
-    return list(found.values())
+        if key not in by_tile or _tile(kernel) > _tile(by_tile[key]):
+            by_tile[key] = kernel
+    return list(by_tile.values())
 
 
 # What Triton 3.7 leaves in memory of some products of codes, and of prompts' attention on a B200, and 3.9 does not.

@@ -89,7 +89,7 @@ def relative_error(got: Tensor, wanted: Tensor) -> float:
     numbers = got.double(), wanted.double()
     if any(not torch.equal(at(numbers[0]), at(numbers[1])) for at in (torch.isnan, torch.isposinf, torch.isneginf)):
         return float("inf")
-    finite = [each.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0) for each in numbers]
+    finite = [number.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0) for number in numbers]
     return float((finite[0] - finite[1]).norm() / finite[1].norm().clamp_min(1e-30))
 
 
@@ -341,7 +341,7 @@ def _unwritten(dtype: torch.dtype) -> float:
 
 def _splits_more(launch: DeviceLaunch, other: DeviceLaunch) -> bool:
     """Whether a launch is like another that splits its sums, but splits them in more parts."""
-    splits, fewer = (int(each.constants.get("SPLITS") or 1) for each in (launch, other))
+    splits, fewer = (int(way.constants.get("SPLITS") or 1) for way in (launch, other))
     is_alike = launch.function is other.function and {**other.constants, "SPLITS": splits} == launch.constants
     return is_alike and splits > fewer > 1
 

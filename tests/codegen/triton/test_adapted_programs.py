@@ -52,10 +52,10 @@ def test_tokens_get_what_their_adapters_say(scheme: str, tmp_path: Path) -> None
     of = np.repeat(np.array([1, 0, 2, 1], np.int32), lengths)
     base = plain.step(step).copy()
     assert np.array_equal(adapted.step(step), base)
-    found = adapted.step(replace(step, adapter_of_token=of, adapter_of_logit_row=of))
-    assert np.array_equal(found[of == 0], base[of == 0])
+    logits = adapted.step(replace(step, adapter_of_token=of, adapter_of_logit_row=of))
+    assert np.array_equal(logits[of == 0], base[of == 0])
     for chunk, adapter in zip(chunks, (1, 0, 2, 1), strict=True):
         if adapter and not scheme:
             rows = slice(int(step.query_starts[chunk.sequence]), int(step.query_starts[chunk.sequence + 1]))
             expected = merged_logits(directories[adapter - 1], chunk.tokens)
-            assert np.abs(found[rows] - expected).max() < 1e-4 * expected.std()
+            assert np.abs(logits[rows] - expected).max() < 1e-4 * expected.std()

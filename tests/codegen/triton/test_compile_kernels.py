@@ -111,11 +111,11 @@ def test_products(case: str, name: str, workers: Workers, tmp_path: Path) -> Non
             assert instruction in assembly, f"{kernel.function} {kernel.constants} has no {instruction}"
         if kernel.function == "persistent_kernel":
             assert "cp.async.bulk.tensor" in assembly
-    found = {kernel.function for kernel in kernels}
+    functions = {kernel.function for kernel in kernels}
     expected = {"gemv_kernel", "narrow_kernel", "add_splits_kernel"}
     if case != "linear in fp32":
         expected |= {"tile_kernel", *(("persistent_kernel",) if target.has_tma and case != "linear, odd" else ())}
-    assert found - {"norm_kernel"} == expected
+    assert functions - {"norm_kernel"} == expected
 
 
 def test_more_shared_memory_than_a_block_has_is_refused(workers: Workers, tmp_path: Path) -> None:
@@ -131,4 +131,4 @@ def test_an_error_does_not_wait_for_workers_that_start() -> None:
     with pytest.raises(ValueError, match="no such model"), Workers(1) as workers:
         workers.start()
         raise ValueError("no such model")
-    assert [each.process.returncode for each in workers._processes] == [-signal.SIGKILL]
+    assert [process.process.returncode for process in workers._processes] == [-signal.SIGKILL]

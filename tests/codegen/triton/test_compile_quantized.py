@@ -47,7 +47,7 @@ QUICK = {
 
 @pytest.mark.parametrize(
     ("name", "format", "group", "asymmetric", "x_format", "x_group"),
-    [pytest.param(*each, marks=() if each[0] in QUICK[each[1]] else pytest.mark.slow) for each in PRODUCTS],
+    [pytest.param(*product, marks=() if product[0] in QUICK[product[1]] else pytest.mark.slow) for product in PRODUCTS],
 )
 def test_products(
     name: str,

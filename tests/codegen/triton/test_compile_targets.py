@@ -41,9 +41,9 @@ def logits_step(target: GpuTarget, directory: Path) -> list[DeviceKernel]:
     for file, text in lowered.sources.items():
         (directory / file).parent.mkdir(exist_ok=True)
         (directory / file).write_text(text, encoding="utf-8")
-    found = largest(lowered.program.launched_kernels())
+    kernels = largest(lowered.program.launched_kernels())
     expected = {"gather_rows_kernel", "gemv_kernel", "narrow_kernel", "best_gemv_kernel", "best_narrow_kernel"}
-    chosen = [k for k in found if k.function in expected or k.source.endswith("loops.py")]
+    chosen = [k for k in kernels if k.function in expected or k.source.endswith("loops.py")]
     assert {k.function for k in chosen if not k.source.endswith("loops.py")} == expected
     assert len(chosen) >= len(expected) + 2
     return chosen
@@ -52,8 +52,10 @@ def logits_step(target: GpuTarget, directory: Path) -> list[DeviceKernel]:
 def norm_products(target: GpuTarget, directory: Path) -> list[DeviceKernel]:
     """Few rows, whose norm is in the product's own kernel."""
     arguments = (normed(meta(2, 4096), meta(4096)), meta(6144, 4096))
-    found = largest(node_kernels(linear, arguments, target))
-    in_product = [k for k in found if k.function in ("gemv_kernel", "narrow_kernel") and "norm_ptr" not in k.constants]
+    kernels = largest(node_kernels(linear, arguments, target))
+    in_product = [
+        k for k in kernels if k.function in ("gemv_kernel", "narrow_kernel") and "norm_ptr" not in k.constants
+    ]
     chosen = [k for k in in_product if k.constants.get("SPLITS", 1) == 1]
     assert {k.function for k in chosen} == {"gemv_kernel", "narrow_kernel"}
     return chosen
@@ -63,9 +65,9 @@ def code_writes(target: GpuTarget, directory: Path) -> list[DeviceKernel]:
     """Keys as they are, and keys that are turned first."""
     q, k, angles, slots = meta(2, 32, 128), meta(2, 8, 128), meta(2, 64).float(), meta(2, dtype=torch.int32)
     int8, int4 = (coded_cache(format, 8, 128) for format in ("int8", "int4:g32"))
-    found = node_kernels(kv_write, (k, k, int8, int8, slots, "int8"), target)
-    found += node_kernels(rope_kv_write, (q, k, k, angles, angles, int4, int4, slots, False, "int4:g32"), target)
-    return [kernel for kernel in found if kernel.function == "code_write_kernel"]
+    kernels = node_kernels(kv_write, (k, k, int8, int8, slots, "int8"), target)
+    kernels += node_kernels(rope_kv_write, (q, k, k, angles, angles, int4, int4, slots, False, "int4:g32"), target)
+    return [kernel for kernel in kernels if kernel.function == "code_write_kernel"]
 
 
 def coded_decode_and_prefill(target: GpuTarget, directory: Path) -> list[DeviceKernel]:

@@ -60,8 +60,8 @@ def test_interpreted_kernels_give_what_the_graph_gives(
     weights = {node.name: evaluate(graph.weights[node.name], source) for node in graph.weight_nodes()}
     logits, ids, logprobs = GraphInterpreter(graph.graph).outputs(inputs | weights)
     for sides in ((), SIDES):
-        found = torch.from_numpy(executor.step(replace(step, sides=sides)).copy())
-        torch.testing.assert_close(found, logits, rtol=1e-4, atol=1e-4)
+        actual = torch.from_numpy(executor.step(replace(step, sides=sides)).copy())
+        torch.testing.assert_close(actual, logits, rtol=1e-4, atol=1e-4)
     assert np.array_equal(executor.side_output(DRAFT_IDS), ids.numpy())
     np.testing.assert_allclose(executor.side_output(DRAFT_LOGPROBS), logprobs.numpy(), rtol=1e-4, atol=1e-4)
     for sides in ((), SIDES):

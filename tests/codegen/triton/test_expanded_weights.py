@@ -67,7 +67,7 @@ def test_hundreds_of_tokens_are_multiplied_by_the_library(name: str, format: str
         for launch in [_chosen(weight, rows, target)]
     }
     assert names[512] == names[8192] == ["expand_codes_kernel", "matmul"]
-    assert all(each[0].startswith("code_") for rows, each in names.items() if rows <= 16)
+    assert all(functions[0].startswith("code_") for rows, functions in names.items() if rows <= 16)
 
 
 def test_rounded_tokens_and_large_heads_are_multiplied_as_codes() -> None:
@@ -141,5 +141,5 @@ def test_a_value_takes_the_instructions_that_are_predicted(
         count = sum(";" in line for line in get_sass(binary.read_bytes()).splitlines())
         sizes = [int(kernel.constants[size] or 1) for size in ("ROWS", "CHUNKS", "CHUNK_BYTES")]
         values = math.prod(sizes) * (1 if CODE_FORMATS[format].bits == 8 else 2)
-        each = count * 32 * kernel.num_warps / values
-        assert decoding_instructions(format) / 1.5 <= each <= decoding_instructions(format), format
+        instructions = count * 32 * kernel.num_warps / values
+        assert decoding_instructions(format) / 1.5 <= instructions <= decoding_instructions(format), format

@@ -63,8 +63,8 @@ def test_only_stored_weights_are_loaded_before_the_launch_ahead_has_ended() -> N
     """Another launch may still write a weight that lies in a buffer."""
     product = dense_product(_linear_call(256, 4096), Epilogue())
     in_buffer = replace(product, arguments={**product.arguments, "weight_ptr": Operand("buffer", "expanded")})
-    found = [product_launches(each, H100)[0].constants["AHEAD"] for each in (product, in_buffer)]
-    assert found == [True, False]
+    ahead = [product_launches(operand, H100)[0].constants["AHEAD"] for operand in (product, in_buffer)]
+    assert ahead == [True, False]
 
 
 def test_decode_reads_the_weight_once_and_prefill_runs_on_tensor_descriptors() -> None:
@@ -76,9 +76,9 @@ def test_decode_reads_the_weight_once_and_prefill_runs_on_tensor_descriptors() -
 
 def test_every_range_of_rows_has_the_library_among_its_candidates() -> None:
     for launch, only, others in alternatives(linear.candidates(_linear_call(4096, 4096), H100)):
-        names = [python_function(each.function).__name__ for each in (launch, *others)]
+        names = [python_function(way.function).__name__ for way in (launch, *others)]
         assert "matmul" in names, only
-        assert launch.seconds == min(each.seconds or 0.0 for each in (launch, *others))
+        assert launch.seconds == min(way.seconds or 0.0 for way in (launch, *others))
 
 
 @pytest.mark.parametrize("target", GPU_TARGETS, ids=lambda target: target.name)
@@ -100,7 +100,7 @@ def test_every_way_to_compute_so_many_rows_can_be_measured_for_them(rows: int, t
 
 def test_a_gate_after_the_library_costs_a_launch_and_its_bytes() -> None:
     call = _linear_call(28672, 4096)
-    plain, gated = (dense_product(call, each) for each in (Epilogue(), Epilogue("silu", gated=True)))
+    plain, gated = (dense_product(call, epilogue) for epilogue in (Epilogue(), Epilogue("silu", gated=True)))
     library = next(t for t in tilings(gated, H100, 64) if t.way is Way.LIBRARY)
     assert predicted_seconds(gated, H100, library, 64) > predicted_seconds(plain, H100, library, 64)
     launch = next(x for x in product_launches(gated, H100) if python_function(x.function).__name__ == "matmul")

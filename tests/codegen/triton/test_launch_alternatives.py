@@ -25,12 +25,12 @@ H100 = gpu_target("h100")
 
 def choices(program: Program, kernel: str) -> list[Alternative]:
     """For each site an alternative whose last kernels are of that name, where it has one."""
-    found: dict[int, Alternative] = {}
+    by_first: dict[int, Alternative] = {}
     for alternative in program.alternatives:
         names = {launch.family for launch in alternative.launches}
         if kernel in names:
-            found.setdefault(alternative.first, alternative)
-    return list(found.values())
+            by_first.setdefault(alternative.first, alternative)
+    return list(by_first.values())
 
 
 @pytest.mark.parametrize(

@@ -41,18 +41,18 @@ def names(found: Claims) -> list[list[str]]:
 
 def test_a_product_takes_in_the_norm_before_it() -> None:
     b, norm = start(torch.bfloat16)
-    found = claimed(b, b.call(ops.linear.default, norm, b.weight("w", 16, CHANNELS)))
-    assert names(found) == [["rms_norm", "linear"]] and not found.refusals
+    claims = claimed(b, b.call(ops.linear.default, norm, b.weight("w", 16, CHANNELS)))
+    assert names(claims) == [["rms_norm", "linear"]] and not claims.refusals
     b, norm = start()
-    found = claimed(b, b.call(ops.gated_linear.default, norm, b.weight("w", 16, CHANNELS), None, "silu"))
-    assert names(found) == [["rms_norm", "gated_linear"]]
+    claims = claimed(b, b.call(ops.gated_linear.default, norm, b.weight("w", 16, CHANNELS), None, "silu"))
+    assert names(claims) == [["rms_norm", "gated_linear"]]
 
 
 @pytest.mark.parametrize("x_format", ["int8", "fp8"])
 def test_a_product_that_rounds_its_rows_takes_in_the_norm_before_that(x_format: str) -> None:
     b, norm = start(torch.float16)
-    found = claimed(b, coded(b, norm, x_format, x_format))
-    assert names(found) == [["rms_norm", "dequantize", "round_tokens", "fused_linear"]] and not found.refusals
+    claims = claimed(b, coded(b, norm, x_format, x_format))
+    assert names(claims) == [["rms_norm", "dequantize", "round_tokens", "fused_linear"]] and not claims.refusals
 
 
 def refusal(found: Claims) -> str:
@@ -65,8 +65,8 @@ def refusal(found: Claims) -> str:
 def test_a_norm_with_two_readers_stays() -> None:
     b, norm = start()
     product = b.call(ops.linear.default, norm, b.weight("w", CHANNELS, CHANNELS))
-    found = claimed(b, b.call(torch.ops.aten.add.Tensor, product, norm))
-    assert "its result has 2 readers: linear_default, add_tensor" in refusal(found)
+    claims = claimed(b, b.call(torch.ops.aten.add.Tensor, product, norm))
+    assert "its result has 2 readers: linear_default, add_tensor" in refusal(claims)
 
 
 def test_a_norm_of_heads_stays() -> None:
@@ -74,8 +74,8 @@ def test_a_norm_of_heads_stays() -> None:
     x = b.call(ops.embedding.default, b.inputs["input_ids"], b.weight("embed", 32, CHANNELS))
     heads = b.call(torch.ops.aten.view.default, x, [-1, 4, 16])
     norm = b.call(ops.rms_norm.default, heads, b.weight("norm", 16), 1e-5)
-    found = claimed(b, b.call(ops.linear.default, norm, b.weight("w", 8, 16)))
-    assert "its rows have 2 axes" in refusal(found)
+    claims = claimed(b, b.call(ops.linear.default, norm, b.weight("w", 8, 16)))
+    assert "its rows have 2 axes" in refusal(claims)
 
 
 def test_a_norm_that_is_the_residual_too_stays() -> None:
@@ -88,15 +88,15 @@ def test_rounded_rows_that_two_products_read_are_normed_once() -> None:
     x = b.call(ops.round_tokens.default, norm, None, "int8", torch.float32)
     first = coded(b, x, "int8", "none")
     second = b.call(ops.fused_linear.default, x, first.args[1], None, first, "identity", 1.0, b.dtype)
-    found = claimed(b, second)
-    assert "its result has 2 readers: fused_linear_default, fused_linear_default_1" in refusal(found)
-    assert names(found) == [["round_tokens", "dequantize", f"fused_linear{i}"] for i in ("", "_default_1")]
+    claims = claimed(b, second)
+    assert "its result has 2 readers: fused_linear_default, fused_linear_default_1" in refusal(claims)
+    assert names(claims) == [["round_tokens", "dequantize", f"fused_linear{i}"] for i in ("", "_default_1")]
 
 
 def test_fp16_rows_are_normed_before_a_product_that_would_multiply_them_unscaled() -> None:
     b, norm = start(torch.float16)
-    found = claimed(b, b.call(ops.linear.default, norm, b.weight("w", 16, CHANNELS)))
-    assert "more than fp16 holds" in refusal(found)
+    claims = claimed(b, b.call(ops.linear.default, norm, b.weight("w", 16, CHANNELS)))
+    assert "more than fp16 holds" in refusal(claims)
 
 
 def test_codes_are_too_few_bytes_to_read_a_norm_beside_them() -> None:

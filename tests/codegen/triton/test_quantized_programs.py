@@ -48,7 +48,9 @@ def test_weight_only_schemes_equal_the_graph(scheme: str, tmp_path: Path) -> Non
 _ROUNDED = ("w8a8:xrow", "w4a8:g32:x32", "q5_k:x32", "fp8-w8a8")
 
 
-@pytest.mark.parametrize("scheme", ["w8a8:x32", *(pytest.param(each, marks=pytest.mark.slow) for each in _ROUNDED)])
+@pytest.mark.parametrize(
+    "scheme", ["w8a8:x32", *(pytest.param(rounding, marks=pytest.mark.slow) for rounding in _ROUNDED)]
+)
 def test_schemes_that_round_activations_equal_the_graph(scheme: str, tmp_path: Path) -> None:
     """But where a sum in another order moves an activation over the edge between two codes."""
     assert difference(optimized(scheme).graph, tmp_path) < 4e-2

@@ -99,11 +99,11 @@ def test_many_rows_are_normed_in_shares() -> None:
 def test_a_residual_that_is_read_elsewhere_is_gathered_if_that_pays(layers: int, shared: int) -> None:
     """One more gather than the norms of a short chain save."""
     launches = lowered(8, layers=layers, reads_residual=True).program.launches
-    found = of(launches, "sum_shares_kernel")
+    shares = of(launches, "sum_shares_kernel")
     gathered = [launch.arguments["y_ptr"] for launch in of(launches, "gather_shares")]
-    assert len(found) == shared and len(gathered) == (shared + 1 if shared else 0)
+    assert len(shares) == shared and len(gathered) == (shared + 1 if shared else 0)
     if shared:
-        assert gathered[-2:] == [found[-1].arguments["y_ptr"], found[-1].arguments["sum_ptr"]]
+        assert gathered[-2:] == [shares[-1].arguments["y_ptr"], shares[-1].arguments["sum_ptr"]]
     else:
         assert len(of(launches, "exchange_parts")) == 3
 
@@ -141,8 +141,10 @@ def test_a_simulated_rank_norms_its_share_of_many_rows(tokens: int, share: int) 
 def test_a_prediction_counts_what_a_collective_takes_at_least() -> None:
     """Not a fraction of it for one row of many."""
     program, h100 = lowered(8).program, gpu_target("h100")
-    found = predict_decode(program, h100, requests=1, context=10)
-    meetings = {name: s for name, s in found.kernel_seconds.items() if name.startswith(("reduce_rows", "gather_ch"))}
+    predicted = predict_decode(program, h100, requests=1, context=10)
+    meetings = {
+        name: s for name, s in predicted.kernel_seconds.items() if name.startswith(("reduce_rows", "gather_ch"))
+    }
     assert h100.links.within.shot is not None
     assert sum(meetings.values()) >= 4 * h100.links.within.shot.start
 

@@ -24,7 +24,7 @@ _OPS = torch.ops.llmc
 
 @pytest.mark.parametrize(
     ("quantize", "tolerance"),
-    [("int8", 1e-4), *(pytest.param(*each, marks=pytest.mark.slow) for each in (("", 1e-4), ("w8a8:x32", 4e-2)))],
+    [("int8", 1e-4), *(pytest.param(*case, marks=pytest.mark.slow) for case in (("", 1e-4), ("w8a8:x32", 4e-2)))],
 )
 def test_steps_equal_the_graph(quantize: str, tolerance: float, tmp_path: Path) -> None:
     assert difference(sparse("magnitude:0.5,lm_head=magnitude:0.4", quantize).graph, tmp_path) < tolerance
@@ -38,8 +38,8 @@ def test_a_weight_takes_its_bits_and_a_number_a_row(quantize: str) -> None:
         lower_device(expand_sparse(graph, lambda _: "a test"), H100, OPTIONS),
     )
     saved = sum(
-        ((each.dense_bits or 0.0) - (each.bits or 0.0)) * each.rows * each.columns / 8 - 8 * each.rows
-        for each in graph.sparse
+        ((weight.dense_bits or 0.0) - (weight.bits or 0.0)) * weight.rows * weight.columns / 8 - 8 * weight.rows
+        for weight in graph.sparse
     )
     assert _bytes(dense.program) - _bytes(stored.program) == saved
     # The graph reads the masks themselves.

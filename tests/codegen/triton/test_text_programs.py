@@ -29,5 +29,5 @@ def test_rows_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     captured = capture(saved(model, tmp_path / "model"), options)
     lowered = lower_device(run_pipeline(captured.graph, default(), options).graph, gpu_target("h100"), options)
     step = tuple(Chunk(sequence, 0, tuple(tokens)) for sequence, tokens in enumerate(read))
-    (found,) = interpret_steps(lowered, captured.source, (step,), tmp_path)
-    assert_close(torch.stack([rows[-1] for rows in found]).numpy(), rows_of(model, read))
+    (actual,) = interpret_steps(lowered, captured.source, (step,), tmp_path)
+    assert_close(torch.stack([rows[-1] for rows in actual]).numpy(), rows_of(model, read))

@@ -30,7 +30,7 @@ def _over_no_power(x: Any) -> Any:
 
 
 def _over_what_cancels(x: Any) -> Any:
-    squares = [aten.mul.Tensor(each, each) for each in (aten.sin.default(x), aten.cos.default(x))]
+    squares = [aten.mul.Tensor(value, value) for value in (aten.sin.default(x), aten.cos.default(x))]
     return aten.div.Tensor(x, aten.sub.Tensor(aten.add.Tensor(*squares), 1.0))
 
 
@@ -87,9 +87,9 @@ def test_json_has_them_as_text() -> None:
     outcome = llmc("prove", "--passes-from", f"{Path(__file__)}:twice_log", "--json")
     assert outcome.code == 1, outcome.err
     (verdict,) = json.loads(outcome.out)
-    found = verdict["counterexample"]
-    assert isinstance(found["before"], float)
-    assert found["after"].endswith("j)")
+    counterexample = verdict["counterexample"]
+    assert isinstance(counterexample["before"], float)
+    assert counterexample["after"].endswith("j)")
 
 
 def test_a_replacement_that_cannot_be_evaluated_or_fails_says_so() -> None:

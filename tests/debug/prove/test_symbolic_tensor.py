@@ -71,10 +71,10 @@ def test_agrees_with_torch(name: str) -> None:
     assert isinstance(seen, SymbolicTensor)
     assert (seen.shape, seen.dtype) == (wanted.shape, wanted.dtype)
     at: dict[Any, float] = {}
-    for i, each in enumerate(numbers):
-        at |= dict(zip(pool.elements(pool.symbols(f"x{i}", each.shape)), each.flatten().tolist(), strict=True))
-    found = torch.tensor([float(sympy.N(e.xreplace(at))) for e in pool.elements(seen)]).reshape(seen.shape)
-    torch.testing.assert_close(found, wanted.float(), rtol=1e-4, atol=1e-5)
+    for i, operand in enumerate(numbers):
+        at |= dict(zip(pool.elements(pool.symbols(f"x{i}", operand.shape)), operand.flatten().tolist(), strict=True))
+    actual = torch.tensor([float(sympy.N(e.xreplace(at))) for e in pool.elements(seen)]).reshape(seen.shape)
+    torch.testing.assert_close(actual, wanted.float(), rtol=1e-4, atol=1e-5)
 
 
 def test_every_elementary_function_has_a_meaning() -> None:

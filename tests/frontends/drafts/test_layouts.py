@@ -121,10 +121,10 @@ def outputs(
     weights = {node.name: evaluate(graph.weights[node.name], source) for node in graph.weight_nodes()}
     read, logits, hidden = [], [], []
     for inputs in sequence_inputs(graph, ids, chunk_sizes=chunks, block_size=16):
-        found = GraphInterpreter(graph.graph).outputs(weights | inputs)
+        results = GraphInterpreter(graph.graph).outputs(weights | inputs)
         read.append(inputs["hidden"].reshape(-1, drafts.WIDTH))
-        logits.append(found[0].reshape(-1, found[0].shape[-1]))
-        hidden.append(found[1].reshape(-1, drafts.WIDTH))
+        logits.append(results[0].reshape(-1, results[0].shape[-1]))
+        hidden.append(results[1].reshape(-1, drafts.WIDTH))
     return torch.cat(read), torch.cat(logits), torch.cat(hidden)
 
 

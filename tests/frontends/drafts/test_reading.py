@@ -236,11 +236,11 @@ def test_the_passes_of_a_draft_can_be_cut_anywhere(made: Callable[..., Path], tm
     count = sum(len(record.rewrites) for record in whole.records)
     assert count > 30 and whole.graph.stage.value == "optimized"
     for cut in range(0, count, 9):
-        found = run_pipeline(
+        result = run_pipeline(
             attached.graph, default(), BuildOptions(stop_after=cut, finish_cut=True), essential=essential()
         )
-        assert found.was_cut and found.graph.stage.value in ("serving", "optimized")
-        assert found.graph.sides()["hidden"].meta["val"].shape[1] == drafts.WIDTH
+        assert result.was_cut and result.graph.stage.value in ("serving", "optimized")
+        assert result.graph.sides()["hidden"].meta["val"].shape[1] == drafts.WIDTH
 
 
 def test_tokens_of_a_draft_are_the_models() -> None:

@@ -29,9 +29,9 @@ def rebuilt(path: Path) -> Any:
     loaded = load_config(directory)
     source = open_model(directory).weights
     model = skeleton(loaded.model_class, loaded.config, torch.float32)
-    found = stored_recipes(model, source)
-    assert not found.notes
-    values = {name: evaluate(recipe, source).float() for name, recipe in found.recipes.items()}
+    stored = stored_recipes(model, source)
+    assert not stored.notes
+    values = {name: evaluate(recipe, source).float() for name, recipe in stored.recipes.items()}
     model.load_state_dict(values, assign=True)
     model.set_attn_implementation("eager")
     return model.eval()
@@ -43,8 +43,8 @@ def test_the_model_that_a_file_makes_is_the_one_that_was_written(family: str, tm
     model = family_model(family)
     model.load_state_dict(write_gguf(path, model, "Q8_0"), strict=False)
     with torch.no_grad():
-        expected, found = model(_TOKENS).logits, rebuilt(path)(_TOKENS).logits
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+        expected, actual = model(_TOKENS).logits, rebuilt(path)(_TOKENS).logits
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_every_architecture_is_tested() -> None:
@@ -83,7 +83,7 @@ def test_llama3_settings_are_found_again_in_its_factors(
     frequencies, _ = ROPE_INIT_FUNCTIONS["llama3"](model.config, torch.device("cpu"))
     plain = 1.0 / (500000.0 ** (torch.arange(0, 64, 2) / 64))
     write_gguf(path, model, extra={"rope_freqs.weight": plain / frequencies})
-    found = load_config(local_model(path)).config
-    again, _ = ROPE_INIT_FUNCTIONS["llama3"](found, torch.device("cpu"))
+    config = load_config(local_model(path)).config
+    again, _ = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))
     torch.testing.assert_close(again, frequencies, rtol=1e-4, atol=0.0)
-    assert found.rope_parameters["original_max_position_embeddings"] == original
+    assert config.rope_parameters["original_max_position_embeddings"] == original

@@ -50,8 +50,8 @@ def optimized(path: Path, **options: Any) -> tuple[Captured, PipelineResult]:
 
 def logits_of(model: Any) -> Tensor:
     with torch.no_grad():
-        found: Tensor = model(torch.tensor([_TOKENS])).logits[0]
-    return found
+        logits: Tensor = model(torch.tensor([_TOKENS])).logits[0]
+    return logits
 
 
 _EXACT = ("Q4_0", "Q8_0", "Q5_0", "Q4_1", "Q5_1", "MXFP4")
@@ -98,10 +98,10 @@ def test_each_weight_is_taken_as_it_is_stored(tmp_path: Path) -> None:
         "layers.1.mlp.up_proj": "Q4_1",
         "layers.1.mlp.down_proj": "Q8_0 int8",
     }
-    found = {weight.module.removeprefix("model."): weight for weight in result.graph.quantized}
-    assert {name: found[name].scheme for name in schemes} == schemes
-    assert all(weight.error is None for weight in found.values())
-    assert found["layers.1.self_attn.q_proj"].bits == 4.5 and found["layers.1.mlp.up_proj"].bits == 5.0
+    by_module = {weight.module.removeprefix("model."): weight for weight in result.graph.quantized}
+    assert {name: by_module[name].scheme for name in schemes} == schemes
+    assert all(weight.error is None for weight in by_module.values())
+    assert by_module["layers.1.self_attn.q_proj"].bits == 4.5 and by_module["layers.1.mlp.up_proj"].bits == 5.0
     logits = run_tokens(result.graph, captured.source, _TOKENS)
     torch.testing.assert_close(logits, logits_of(model), rtol=1e-4, atol=1e-4)
 
@@ -112,10 +112,10 @@ def test_blocks_without_a_format_are_rounded_again(tmp_path: Path) -> None:
     model = family_model("llama", hidden_size=256, intermediate_size=512, head_dim=64)
     model.load_state_dict(write_gguf(path, model, "Q8_0", kinds={"up": "IQ3_S"}), strict=False)
     captured, result = optimized(path)
-    found = {weight.module.removeprefix("model."): weight for weight in result.graph.quantized}
-    assert found["layers.1.mlp.up_proj"].scheme == "IQ3_S as int5:g32:asym"
-    assert found["layers.1.mlp.gate_proj"].scheme == "Q8_0 int8"
-    error = found["layers.1.mlp.up_proj"].error
+    by_module = {weight.module.removeprefix("model."): weight for weight in result.graph.quantized}
+    assert by_module["layers.1.mlp.up_proj"].scheme == "IQ3_S as int5:g32:asym"
+    assert by_module["layers.1.mlp.gate_proj"].scheme == "Q8_0 int8"
+    error = by_module["layers.1.mlp.up_proj"].error
     assert error is not None and 0.01 < error < 0.1
     logits = run_tokens(result.graph, captured.source, _TOKENS)
     scheme = parse_scheme("int5:g32:asym")
@@ -156,7 +156,7 @@ def test_scales_that_are_no_numbers_are_refused(kind: str, at: int, tmp_path: Pa
     """The error names the tensor, its type, the value and its place, for scales and for the scales of minima."""
     path = tmp_path / "tiny.gguf"
     write_gguf(path, tiny_model("llama", **_SUPER_BLOCKS), "F16", kinds={"ffn_down": kind})
-    tensor = next(each for each in gguf.GGUFReader(path).tensors if each.name == "blk.0.ffn_down.weight")
+    tensor = next(candidate for candidate in gguf.GGUFReader(path).tensors if candidate.name == "blk.0.ffn_down.weight")
     blocks = tensor.data.reshape(256, -1, gguf.GGML_QUANT_SIZES[tensor.tensor_type][1])
     number = float("nan") if at else float("inf")
     blocks = blocks.copy()
@@ -182,9 +182,9 @@ def test_blocks_without_a_format_are_rounded_again_and_the_error_is_told(tmp_pat
     places = [f"{layer}.{name}" for layer in (0, 1) for name in names]
     write_gguf(path, model, "Q8_0", kinds={p: kind.name for p, kind in zip(places, _WITHOUT_FORMAT, strict=False)})
     decoded = {
-        each.name: torch.from_numpy(gguf.quants.dequantize(each.data, each.tensor_type))
-        for each in gguf.GGUFReader(path).tensors
-        if each.tensor_type in {kind.number for kind in _WITHOUT_FORMAT}
+        tensor.name: torch.from_numpy(gguf.quants.dequantize(tensor.data, tensor.tensor_type))
+        for tensor in gguf.GGUFReader(path).tensors
+        if tensor.tensor_type in {kind.number for kind in _WITHOUT_FORMAT}
     }
     captured, result = optimized(path)
     again = {weight.scheme: weight for weight in result.graph.quantized if " as " in weight.scheme}
@@ -226,10 +226,10 @@ def test_what_is_asked_for_goes_before_but_codes_get_no_bits_that_say_nothing(
     options = parse_options({"dtype": "float32", "quantize": quantize})
     passes = (*canonical(), *quantization())
     result = run_pipeline(q4.graph, passes, options, data=ModelData(q4.source))
-    found = {weight.module: weight.scheme for weight in result.graph.quantized}
-    seen = [found.get(f"model.layers.{place}_proj") for place in ("0.mlp.gate", "0.mlp.down", "1.mlp.down")]
+    by_module = {weight.module: weight.scheme for weight in result.graph.quantized}
+    seen = [by_module.get(f"model.layers.{place}_proj") for place in ("0.mlp.gate", "0.mlp.down", "1.mlp.down")]
     assert seen == [q4_0, q8_0, q4_1]
-    assert ("model.layers.0.mlp.up_proj" in found) == ("none" not in quantize)
+    assert ("model.layers.0.mlp.up_proj" in by_module) == ("none" not in quantize)
 
 
 @pytest.mark.slow

@@ -77,18 +77,20 @@ def opened(content: bytes, folder: Path) -> bool:
     read_directory(model, BuildOptions())
     source = model.weights
     with suppress(ValueError, KeyError, IndexError, UnicodeDecodeError):  # It refuses less, but other things.
-        expected = {each.name: dequantize(each.data, each.tensor_type) for each in gguf.GGUFReader(path).tensors}
+        expected = {
+            tensor.name: dequantize(tensor.data, tensor.tensor_type) for tensor in gguf.GGUFReader(path).tensors
+        }
     for name in source.names():
-        found = source.load(name)
-        assert found.shape == source.shape(name)
+        values = source.load(name)
+        assert values.shape == source.shape(name)
         if expected:
-            _check_values(found, [expected[each] for each in names_in_file(CONVERTERS["llama"], name)])
+            _check_values(values, [expected[stored] for stored in names_in_file(CONVERTERS["llama"], name)])
     return bool(expected)
 
 
 def _check_values(found: Tensor, expected: list[NDArray[Any]]) -> None:
     """Compare values in any order: rows of Q and K are permuted by their heads, whose number may be damaged."""
-    values = np.sort(np.concatenate([each.reshape(-1) for each in expected]).astype(np.float32))
+    values = np.sort(np.concatenate([block.reshape(-1) for block in expected]).astype(np.float32))
     assert np.array_equal(np.sort(found.float().numpy().reshape(-1)), values, equal_nan=True)
 
 

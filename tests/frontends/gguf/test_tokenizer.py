@@ -96,11 +96,11 @@ def test_byte_level_ids_are_the_same(pre: str, tmp_path: Path) -> None:
     add_tokenizer(writer, tmp_path, pre)
     write_out(writer)
     vocabulary = _read(tmp_path / "t.gguf")
-    found = tokenizer_of(vocabulary)
+    actual = tokenizer_of(vocabulary)
     for text in TEXTS:
         ids = expected.encode(text).ids
-        assert found.encode(text).ids == ids
-        assert found.decode(ids) == expected.decode(ids)
+        assert actual.encode(text).ids == ids
+        assert actual.decode(ids) == expected.decode(ids)
     assert vocabulary.ends() == (1,)
 
 
@@ -142,12 +142,12 @@ def test_sentence_piece_ids_are_the_same(begins_with_space: bool, tmp_path: Path
     writer = gguf.GGUFWriter(tmp_path / "t.gguf", "llama")
     add_sentence_piece(writer, pieces, begins_with_space=begins_with_space)
     write_out(writer)
-    found = tokenizer_of(_read(tmp_path / "t.gguf"))
+    actual = tokenizer_of(_read(tmp_path / "t.gguf"))
     for text in TEXTS:
         ids = expected.encode(text).ids
-        assert found.encode(text).ids == ids
-        assert found.decode(ids) == expected.decode(ids)
-    assert found.decode(found.encode(TEXTS[2]).ids) == TEXTS[2]
+        assert actual.encode(text).ids == ids
+        assert actual.decode(ids) == expected.decode(ids)
+    assert actual.decode(actual.encode(TEXTS[2]).ids) == TEXTS[2]
 
 
 def test_an_unknown_way_to_cut_is_named_with_those_that_are_read(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ def built(folder: Path) -> tuple[list[str], float, bool]:
     before = engine_key(directory, "cpu", {})
     (directory / FILE).write_bytes(b"others")
     is_noticed = engine_key(directory, "cpu", {}) != before
-    return [each["scheme"] for each in records], float(np.abs(logits - expected).max()), is_noticed
+    return [record["scheme"] for record in records], float(np.abs(logits - expected).max()), is_noticed
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ def saved_archive(model: Any, directory: Path) -> Path:
     codes = (weight.detach() / scales).round().to(torch.int8)
     with torch.no_grad():
         weight.copy_(codes * scales)
-    tensors = {name: each.detach().numpy() for name, each in model.state_dict().items() if name != CODED}
+    tensors = {name: tensor.detach().numpy() for name, tensor in model.state_dict().items() if name != CODED}
     tensors |= {f"{CODED}.codes": codes.numpy(), f"{CODED}.scales": scales.numpy()}
     np.savez(directory / FILE, **tensors)
     return directory

@@ -42,14 +42,14 @@ class NpzSource:
         base, _, part = name.partition("::")
         if base not in self._coded:
             return self._stored(name)
-        found = self.unpacked(base)
-        return found.values("int8") if not part else found.codes if part == "codes" else found.scales
+        unpacked = self.unpacked(base)
+        return unpacked.values("int8") if not part else unpacked.codes if part == "codes" else unpacked.scales
 
     def dtype(self) -> torch.dtype:
         return torch.float32
 
     def headers(self) -> list[tuple[object, ...]]:
-        return [(name, str(each.dtype), tuple(each.shape)) for name, each in sorted(self._tensors.items())]
+        return [(name, str(tensor.dtype), tuple(tensor.shape)) for name, tensor in sorted(self._tensors.items())]
 
     def weight(self, name: str) -> StoredWeight | None:
         if name not in self._coded:

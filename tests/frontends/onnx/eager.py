@@ -33,15 +33,15 @@ def onnxruntime_logits(file: Path, tokens: tuple[int, ...] = TOKENS) -> NDArray[
     quiet.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
     session = onnxruntime.InferenceSession(str(file), quiet, providers=["CPUExecutionProvider"])
     feeds: dict[str, Any] = {}
-    for each in session.get_inputs():
-        if each.name == "input_ids":
-            feeds[each.name] = np.asarray([tokens])
-        elif each.name == "position_ids":
-            feeds[each.name] = np.arange(len(tokens))[None]
-        elif each.name == "attention_mask":
-            feeds[each.name] = np.ones((1, len(tokens)), np.int64)
+    for input_ in session.get_inputs():
+        if input_.name == "input_ids":
+            feeds[input_.name] = np.asarray([tokens])
+        elif input_.name == "position_ids":
+            feeds[input_.name] = np.arange(len(tokens))[None]
+        elif input_.name == "attention_mask":
+            feeds[input_.name] = np.ones((1, len(tokens)), np.int64)
         else:
-            feeds[each.name] = np.zeros((1, each.shape[1], 0, each.shape[3]), np.float32)
+            feeds[input_.name] = np.zeros((1, input_.shape[1], 0, input_.shape[3]), np.float32)
     logits: NDArray[Any] = session.run(["logits"], feeds)[0][0]
     return logits
 

@@ -43,10 +43,10 @@ def _model() -> onnx.ModelProto:
 
 def test_the_branch_of_sequences_that_are_built_for(tmp_path: Path) -> None:
     model = _model()
-    table, head = (numpy_helper.to_array(each) for each in model.graph.initializer[:2])
+    table, head = (numpy_helper.to_array(initializer) for initializer in model.graph.initializer[:2])
     captured = capture_onnx(OnnxSource(saved(model, tmp_path)), BuildOptions(max_model_len=32))
-    found = run_tokens(captured.graph, captured.source, TOKENS).numpy()
-    assert_same(found, (table[list(TOKENS)] * random(WIDTH, seed=2)) @ head)
+    actual = run_tokens(captured.graph, captured.source, TOKENS).numpy()
+    assert_same(actual, (table[list(TOKENS)] * random(WIDTH, seed=2)) @ head)
 
 
 @pytest.mark.parametrize("longest", [None, 33])

@@ -83,7 +83,7 @@ def test_an_engine_keeps_them(tmp_path: Path) -> None:
     model, _ = _model(4, "none")
     file = saved(model, tmp_path)
     with llmc.compile(file, target="reference", output=tmp_path / "engine.llmc") as engine:
-        (record,) = [each for each in _records(tmp_path / "engine.llmc") if each["module"] == "codes"]
+        (record,) = [entry for entry in _records(tmp_path / "engine.llmc") if entry["module"] == "codes"]
         assert record["scheme"] == "MatMulNBits int4" and record["error"] is None
         assert_same(np.asarray(engine.logits(list(TOKENS))), captured_logits(file))
 
@@ -93,8 +93,8 @@ def _records(engine: Path) -> list[dict[str, Any]]:
 
     from llmc.engine_format.reader import QUANTIZATION_NAME
 
-    found: list[dict[str, Any]] = json.loads((engine / QUANTIZATION_NAME).read_text())
-    return found
+    records: list[dict[str, Any]] = json.loads((engine / QUANTIZATION_NAME).read_text())
+    return records
 
 
 def test_columns_that_end_within_a_block(tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ def test_columns_that_end_within_a_block(tmp_path: Path) -> None:
 
 def test_zeros_that_are_no_codes_are_refused(tmp_path: Path) -> None:
     model, _ = _model(4, "numbers")
-    (zeros,) = (each for each in model.graph.initializer if each.name == "zeros")
+    (zeros,) = (initializer for initializer in model.graph.initializer if initializer.name == "zeros")
     zeros.raw_data = np.full((_ROWS, _COLUMNS // _BLOCK), 7.5, np.float32).tobytes()
     source = OnnxSource(saved(model, tmp_path))
     with pytest.raises(CheckpointError, match="zero points 'zeros' are not codes"):
@@ -126,8 +126,8 @@ def test_zeros_that_are_no_codes_are_refused(tmp_path: Path) -> None:
 )
 def test_codes_that_are_not_read(attribute: str, value: int, match: str, tmp_path: Path) -> None:
     model, _ = _model(4, "none")
-    (node,) = (each for each in model.graph.node if each.op_type == "MatMulNBits")
-    kept = [each for each in node.attribute if each.name != attribute]
+    (node,) = (candidate for candidate in model.graph.node if candidate.op_type == "MatMulNBits")
+    kept = [entry for entry in node.attribute if entry.name != attribute]
     del node.attribute[:]
     node.attribute.extend([*kept, helper.make_attribute(attribute, value)])
     with pytest.raises(CheckpointError, match=match):

@@ -69,7 +69,9 @@ def _opened(content: bytes, folder: Path, *, whole: bool) -> None:
         capture(file, BuildOptions())
     source = OnnxSource(file)
     read = read_decoder(source, BuildOptions())
-    mode = next(each.data.fake_mode for each in read.decoder.parameters() if isinstance(each.data, FakeTensor))
+    mode = next(
+        parameter.data.fake_mode for parameter in read.decoder.parameters() if isinstance(parameter.data, FakeTensor)
+    )
     with mode:
         read.decoder(torch.zeros(1, 7, dtype=torch.int64), torch.arange(7).unsqueeze(0))
     for name in source.names():

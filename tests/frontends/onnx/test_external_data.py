@@ -23,7 +23,7 @@ def _external(folder: Path, **entries: str) -> Path:
     (folder / "outside").mkdir(exist_ok=True)
     (folder / "outside" / "secret").write_bytes(b"s" * _SIZE)
     model = decoder()
-    (table,) = (each for each in model.graph.initializer if each.name == "table")
+    (table,) = (initializer for initializer in model.graph.initializer if initializer.name == "table")
     table.ClearField("raw_data")
     table.data_location = TensorProto.EXTERNAL
     for key, value in entries.items():

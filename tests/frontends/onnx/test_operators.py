@@ -345,7 +345,7 @@ def test_a_function_of_the_models_own_and_a_branch(tmp_path: Path) -> None:
     nodes = [_N("Scaled", ["x"], ["z"], domain="own"), _N("If", ["use_cache_branch"], ["y"], **branches)]
     model = decoder(nodes, result="y", inputs=[setting], functions=[scaled])
     file = saved(model, tmp_path)
-    table, head = (numpy_helper.to_array(each) for each in model.graph.initializer[:2])
+    table, head = (numpy_helper.to_array(initializer) for initializer in model.graph.initializer[:2])
     x = table[list(TOKENS)]
     z = np.where(x > 0, 3 * x, 0.01 * 3 * x)
     assert_same(captured_logits(file), (z * x) @ head)

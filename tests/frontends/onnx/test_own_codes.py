@@ -83,14 +83,14 @@ def test_damaged_codes_are_refused(
     proto = onnx.load(file, load_external_data=False)
     assert callable(damage)
     damage(next(node for node in proto.graph.node if node.op_type == "dequantize"))
-    for each in file.parent.iterdir():
-        copy(each, tmp_path)
+    for path in file.parent.iterdir():
+        copy(path, tmp_path)
     onnx.save(proto, tmp_path / "model.onnx")
     with pytest.raises(CheckpointError, match=problem):
         capture(tmp_path / "model.onnx", OPTIONS)
 
 
 def _format(node: onnx.NodeProto) -> onnx.AttributeProto:
-    (found,) = (each for each in node.attribute if each.name == "format")
-    assert isinstance(found, onnx.AttributeProto)
-    return found
+    (entry,) = (attribute for attribute in node.attribute if attribute.name == "format")
+    assert isinstance(entry, onnx.AttributeProto)
+    return entry

@@ -23,8 +23,8 @@ def merged(*parts: Recipe) -> Derived:
 
 def test_merged_weights_have_a_part_for_each_module() -> None:
     codes = Constant(torch.zeros(2, 8, dtype=torch.int8), ("model.layers.0.v.weight",))
-    found = modules_of_rows(merged(merged(stored("q"), stored("k")), codes), KNOWN)
-    assert [(m.name, m.end, m.rows) for m in found if not isinstance(m, str)] == [
+    modules = modules_of_rows(merged(merged(stored("q"), stored("k")), codes), KNOWN)
+    assert [(m.name, m.end, m.rows) for m in modules if not isinstance(m, str)] == [
         ("layers.0.q", 6, (RowRun(0, 6),)),
         ("layers.0.k", 8, (RowRun(0, 2),)),
         ("layers.0.v", 10, (RowRun(0, 2),)),
@@ -33,9 +33,9 @@ def test_merged_weights_have_a_part_for_each_module() -> None:
 
 def test_rows_in_another_order_are_runs() -> None:
     order = Constant(torch.tensor([0, 1, 4, 5, 2, 3]))
-    found = modules_of_rows(Derived(aten.index_select.default, (stored("q"), 0, order)), KNOWN)
-    assert not isinstance(found, str)
-    (module,) = found
+    modules = modules_of_rows(Derived(aten.index_select.default, (stored("q"), 0, order)), KNOWN)
+    assert not isinstance(modules, str)
+    (module,) = modules
     assert (module.end, module.rows) == (6, (RowRun(0, 2), RowRun(4, 2), RowRun(2, 2)))
 
 

@@ -76,7 +76,7 @@ def absorbed(graph: ModelGraph, source: TensorSource, options: BuildOptions | No
 def reason(graph: ModelGraph, options: BuildOptions | None = None) -> str:
     result = run_pipeline(graph, (absorb_mla,), options or BuildOptions())
     assert rewrites(result.records) == 0
-    (refusal,) = (each for record in result.records for each in record.refusals)
+    (refusal,) = (entry for record in result.records for entry in record.refusals)
     return refusal.reason
 
 
@@ -176,5 +176,5 @@ def test_the_cache_holds_the_latent_and_what_is_rotated(family: str, tmp_path: P
     for length in (1, 7, 33, 70):
         tokens = tiny_tokens(length)
         expected = run_tokens(before, captured.source, tokens)
-        found = run_tokens(after, captured.source, tokens, chunk_sizes=(min(5, length), length - min(5, length)))
-        assert float((found - expected).abs().max()) <= 1e-5 * float(expected.max() - expected.min())
+        logits = run_tokens(after, captured.source, tokens, chunk_sizes=(min(5, length), length - min(5, length)))
+        assert float((logits - expected).abs().max()) <= 1e-5 * float(expected.max() - expected.min())

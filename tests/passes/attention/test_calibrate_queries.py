@@ -60,9 +60,9 @@ def test_means_are_those_of_the_model_s_queries(name: str, tmp_path: Path) -> No
         mean[:, : 2 * half] *= scale
         sizes = scale * torch.hypot(*pairs(queries.double(), half, interleaved)).mean(0)
         expected = torch.cat((mean, sizes - torch.hypot(*pairs(mean, half, interleaved))), dim=1)
-        found = evaluate(graph.weights[call_arguments(node)["means"].name], captured.source)
-        assert (found[:, mean.shape[1] :] > 0).all()
-        torch.testing.assert_close(found, expected.float(), atol=1e-4, rtol=1e-4)
+        means = evaluate(graph.weights[call_arguments(node)["means"].name], captured.source)
+        assert (means[:, mean.shape[1] :] > 0).all()
+        torch.testing.assert_close(means, expected.float(), atol=1e-4, rtol=1e-4)
 
 
 def test_without_the_policy_nothing_is_measured(tmp_path: Path) -> None:

@@ -57,8 +57,8 @@ def _taken_of_each(x: Any) -> Any:
 
 def _scaled_by_weight(x: Any, weight: Any) -> Any:
     """A weight for each stream, one for all of them, and a number."""
-    each = aten.mul.Tensor(_stacked(x), aten.unsqueeze.default(weight, 1))
-    return _joined(aten.mul.Tensor(aten.add.Tensor(each, aten.select.int(weight, 0, 0)), 0.5))
+    scaled = aten.mul.Tensor(_stacked(x), aten.unsqueeze.default(weight, 1))
+    return _joined(aten.mul.Tensor(aten.add.Tensor(scaled, aten.select.int(weight, 0, 0)), 0.5))
 
 
 def _beside(x: Any) -> Any:

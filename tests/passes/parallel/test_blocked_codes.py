@@ -81,7 +81,7 @@ def test_columns_are_cut_between_groups(format: str, columns: int, ranks: int) -
     graph, source = products(format, columns)
     result = cut(graph, ranks).graph
     close(graph, result, source)
-    whole, part = (stored_as(each)["codes"][1] for each in (graph, result))
+    whole, part = (stored_as(cut_graph)["codes"][1] for cut_graph in (graph, result))
     assert part % RUN_UNIT == 0 and part < whole
 
 
@@ -125,8 +125,8 @@ def test_experts(kind: str, by_expert: bool, tmp_path: Path) -> None:
     captured = capture(path, BuildOptions(dtype="float32"))
     alone, together = (_on_ranks(captured, n, by_expert=by_expert) for n in (1, 2))
     assert together.ranks == 2
-    expected, found = (run_tokens(each, captured.source, tiny_tokens(9, 60)) for each in (alone, together))
-    assert float((found - expected).abs().max()) <= 1e-4 * float(expected.max() - expected.min())
+    expected, actual = (run_tokens(graph, captured.source, tiny_tokens(9, 60)) for graph in (alone, together))
+    assert float((actual - expected).abs().max()) <= 1e-4 * float(expected.max() - expected.min())
 
 
 def _on_ranks(captured: Captured, ranks: int, *, by_expert: bool) -> ModelGraph:

@@ -140,5 +140,5 @@ def test_families(family: str, ranks: int, captured_family: FamilyCaptures) -> N
     )
     assert stages.pipeline_stages == 2
     tokens = tiny_tokens(33)
-    expected, found = (run_tokens(graph, captured.source, tokens, chunk_sizes=(20, 13)) for graph in (uncut, stages))
-    assert torch.equal(found, expected)
+    expected, actual = (run_tokens(graph, captured.source, tokens, chunk_sizes=(20, 13)) for graph in (uncut, stages))
+    assert torch.equal(actual, expected)

@@ -38,7 +38,7 @@ def parts_of(graph: ModelGraph, name: str) -> list[int]:
     """How many elements of the cut axis each rank has of its own."""
     recipe = graph.weights[name]
     assert isinstance(recipe, PerRank)
-    return [each.args[3] - each.args[2] for each in recipe.recipes]  # type: ignore[union-attr]
+    return [piece.args[3] - piece.args[2] for piece in recipe.recipes]  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("kv_heads", [52, 4, 1])

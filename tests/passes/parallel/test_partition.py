@@ -49,8 +49,8 @@ def cut(
 
 def close(before: ModelGraph, after: ModelGraph, source: WeightSource, tokens: Sequence[int] = TOKENS) -> None:
     """The same logits but for the order of sums."""
-    expected, found = run_tokens(before, source, tokens), run_tokens(after, source, tokens)
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-4 * float(expected.max() - expected.min()))
+    expected, actual = run_tokens(before, source, tokens), run_tokens(after, source, tokens)
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-4 * float(expected.max() - expected.min()))
 
 
 def count(graph: ModelGraph, name: str) -> int:
@@ -87,9 +87,9 @@ def test_families(family: str, ranks: int, captured_family: FamilyCaptures) -> N
     )
     assert together.ranks == ranks
     tokens = tiny_tokens(33)
-    expected, found = (run_tokens(graph, captured.source, tokens, chunk_sizes=(20, 13)) for graph in (alone, together))
-    assert float((found - expected).abs().max()) <= 1e-4 * float(expected.max() - expected.min())
-    assert torch.equal(found.argmax(-1), expected.argmax(-1))
+    expected, actual = (run_tokens(graph, captured.source, tokens, chunk_sizes=(20, 13)) for graph in (alone, together))
+    assert float((actual - expected).abs().max()) <= 1e-4 * float(expected.max() - expected.min())
+    assert torch.equal(actual.argmax(-1), expected.argmax(-1))
 
 
 @pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.slow)])
@@ -243,7 +243,7 @@ def test_what_stays_whole_is_named() -> None:
     b = GraphBuilder(vocab_size=20011)
     x = b.embedded(8)
     graph, _ = b.finish(b.call(aten._softmax.default, b.linear(x, "scores", 8), -1, False))
-    (record,) = (each for each in cut(graph, 2).records if each.name == "partition")
+    (record,) = (entry for entry in cut(graph, 2).records if entry.name == "partition")
     assert [r.reason for r in record.refusals] == [
         "scores_weight (8 × 8) stays whole on each of 2 ranks: "
         "exchanging parts between ranks would take longer than reading the whole weight"
@@ -260,10 +260,10 @@ def test_a_single_head_is_said_to_be_one() -> None:
     graph, source = b.finish(b.linear(y, "o", 16))
     result = cut(graph, 4)
     close(graph, result.graph, source)
-    (record,) = (each for each in result.records if each.name == "partition")
-    one = "it is a single head, fewer than ranks, and each rank's query heads read all of it"
+    (record,) = (candidate for candidate in result.records if candidate.name == "partition")
+    reason = "it is a single head, fewer than ranks, and each rank's query heads read all of it"
     assert [r.reason for r in record.refusals] == [
-        f"{name}_weight (16 × 16) stays whole on each of 4 ranks: {one}" for name in "kv"
+        f"{name}_weight (16 × 16) stays whole on each of 4 ranks: {reason}" for name in "kv"
     ]
 
 

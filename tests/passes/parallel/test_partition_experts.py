@@ -69,13 +69,13 @@ def weight_shape(product: fx.Node) -> tuple[int, ...]:
 def test_all_ranks_together_are_one(captured: Captured, ranks: int, each: int, quantize: tuple[str, ...]) -> None:
     alone, together = (cut(captured, n, *quantize).graph for n in (1, ranks))
     assert experts_of(alone) == [4] * 4 and experts_of(together) == [each] * 4
-    expected, found = (run_tokens(graph, captured.source, tiny_tokens(33)) for graph in (alone, together))
-    assert float((found - expected).abs().max()) <= 1e-4 * float(expected.max() - expected.min())
+    expected, actual = (run_tokens(graph, captured.source, tiny_tokens(33)) for graph in (alone, together))
+    assert float((actual - expected).abs().max()) <= 1e-4 * float(expected.max() - expected.min())
 
 
 # Families by how they gate: in halves, in turns with biases, and with experts that every token goes to beside.
 GATED = [("qwen3_moe", 2), ("gpt_oss", 3), ("deepseek_v3", 2), ("mixtral", 4), ("olmoe", 3), ("granitemoe", 2)]
-CASES = [*((*each, scheme) for each in GATED for scheme in ("", "int8")), ("qwen3_moe", 3, "int4:g32")]
+CASES = [*((*case, scheme) for case in GATED for scheme in ("", "int8")), ("qwen3_moe", 3, "int4:g32")]
 QUICK = {("qwen3_moe", 3, "int4:g32"), ("gpt_oss", 3, "")}
 
 
@@ -93,8 +93,8 @@ def test_channels_of_all_experts_are_cut(
         assert own_rows % (4 * PANEL) == 0  # Where each expert's rows begin, panels of them do.
     sums = together.graph.find_nodes(op="call_function", target=ops.sum_experts.default)
     assert all([user.target for user in node.users] == [ops.all_reduce.default] for node in sums[:-1])
-    expected, found = (run_tokens(graph, captured.source, tiny_tokens(33)) for graph in (alone, together))
-    assert float((found - expected).abs().max()) <= 1e-4 * float(expected.max() - expected.min())
+    expected, actual = (run_tokens(graph, captured.source, tiny_tokens(33)) for graph in (alone, together))
+    assert float((actual - expected).abs().max()) <= 1e-4 * float(expected.max() - expected.min())
 
 
 def test_codes_are_slices_of_those_of_one_rank(captured: Captured) -> None:

@@ -26,7 +26,7 @@ def test_slices_of_a_product_become_products(in_heads: bool) -> None:
         b.call(aten.slice.Tensor, reader, 1, width * start, width * end) for start, end in ((0, 4), (4, 6), (6, 8))
     )
     if not in_heads:
-        q, k, v = (b.call(aten.reshape.default, each, [-1, heads, 4]) for each, heads in ((q, 4), (k, 2), (v, 2)))
+        q, k, v = (b.call(aten.reshape.default, part, [-1, heads, 4]) for part, heads in ((q, 4), (k, 2), (v, 2)))
     attention = b.call(torch.ops.llmc.attention.default, q, k, v, 0.5)
     out = b.linear(b.call(aten.reshape.default, attention, [-1, 16]), "out", 8)
     graph, source = b.finish(b.call(aten.add.Tensor, h, out))

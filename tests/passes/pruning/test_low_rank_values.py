@@ -38,7 +38,8 @@ def value_rows(family: FamilyCapture, text: str) -> list[Tensor]:
     made = [module for name, module in family.model.named_modules() if name.endswith("v_proj")]
     width = family.model.model.layers[0].self_attn.head_dim
     hooks = [
-        each.register_forward_hook(lambda _module, _inputs, output: seen.append(output.flatten(0, 1))) for each in made
+        module.register_forward_hook(lambda _module, _inputs, output: seen.append(output.flatten(0, 1)))
+        for module in made
     ]
     tokens = torch.tensor(json.loads(Path(text).read_text())).view(-1, 64)
     with torch.inference_mode():
@@ -66,10 +67,10 @@ def projected(family: FamilyCapture, rows: list[Tensor], rank: int) -> tuple[Any
 @pytest.mark.parametrize("name", quick_sample(MODELS, QUICK))
 def test_full_rank_changes_nothing(name: str, captured_family: FamilyCaptures, tmp_path: Path) -> None:
     family = captured_family(name)
-    found = pruned(family, f"value_rank={_channels(family)}", calibration(tmp_path)).graph
-    assert found.pruned and all(part.kind == "values" and not part.removed for part in found.pruned)
+    graph = pruned(family, f"value_rank={_channels(family)}", calibration(tmp_path)).graph
+    assert graph.pruned and all(part.kind == "values" and not part.removed for part in graph.pruned)
     expected = hf_logits(family.model, TOKENS)
-    torch.testing.assert_close(run_tokens(found, family.captured.source, TOKENS), expected, atol=1e-4, rtol=0)
+    torch.testing.assert_close(run_tokens(graph, family.captured.source, TOKENS), expected, atol=1e-4, rtol=0)
 
 
 def _channels(family: FamilyCapture) -> int:
@@ -81,12 +82,12 @@ def _channels(family: FamilyCapture) -> int:
 @pytest.mark.parametrize("name", quick_sample(("llama", "qwen2", "qwen3"), ("llama", "qwen2")))
 def test_logits_are_those_of_projected_values(name: str, captured_family: FamilyCaptures, tmp_path: Path) -> None:
     family, text = captured_family(name), calibration(tmp_path)
-    found = pruned(family, "value_rank=6", text).graph
+    graph = pruned(family, "value_rank=6", text).graph
     model, kept = projected(family, value_rows(family, text), 6)
     expected = hf_logits(model, TOKENS)
     assert not torch.allclose(expected, hf_logits(family.model, TOKENS), atol=1e-3)
-    torch.testing.assert_close(run_tokens(found, family.captured.source, TOKENS), expected, atol=1e-4, rtol=0)
-    for part, energy in zip(found.pruned, kept, strict=True):
+    torch.testing.assert_close(run_tokens(graph, family.captured.source, TOKENS), expected, atol=1e-4, rtol=0)
+    for part, energy in zip(graph.pruned, kept, strict=True):
         assert part.removed == tuple(range(6, part.of)) and 1 - part.error**2 == pytest.approx(energy, abs=1e-5)
         assert part.parameters_left / part.parameters == pytest.approx(6 / part.of)
 
@@ -117,9 +118,9 @@ def test_a_budget_goes_where_least_energy_is_lost() -> None:
 
 def test_a_budget_is_shared_by_the_layers(captured_family: FamilyCaptures, tmp_path: Path) -> None:
     family = captured_family("llama")
-    found: tuple[PrunedPart, ...] = pruned(family, "values=0.5", calibration(tmp_path)).graph.pruned
-    gone, channels = sum(len(part.removed) for part in found), sum(part.of for part in found)
-    assert len(found) == 2 and 2 * gone == channels
+    parts: tuple[PrunedPart, ...] = pruned(family, "values=0.5", calibration(tmp_path)).graph.pruned
+    gone, channels = sum(len(part.removed) for part in parts), sum(part.of for part in parts)
+    assert len(parts) == 2 and 2 * gone == channels
 
 
 def test_values_that_latents_make_are_refused(tmp_path: Path) -> None:

@@ -46,15 +46,15 @@ def test_logits_are_those_of_the_torch_model_without_the_same_parts(
     name: str, captured_family: FamilyCaptures, tmp_path: Path
 ) -> None:
     family, tokens = captured_family(name), tiny_tokens(23)
-    found = pruned(family, MODELS[name], calibration(tmp_path)).graph
-    assert {part.kind for part in found.pruned} == {
+    graph = pruned(family, MODELS[name], calibration(tmp_path)).graph
+    assert {part.kind for part in graph.pruned} == {
         item.partition("=")[0].replace("layers", "layer") for item in MODELS[name].split(",")
     }
-    smaller = without(family.model, found.pruned)
+    smaller = without(family.model, graph.pruned)
     expected = hf_logits(smaller, tokens)
     assert not torch.allclose(expected, hf_logits(family.model, tokens), atol=1e-2)
-    torch.testing.assert_close(run_tokens(found, family.captured.source, tokens), expected, atol=1e-4, rtol=0)
-    lost = sum(part.parameters - part.parameters_left for part in found.pruned)
+    torch.testing.assert_close(run_tokens(graph, family.captured.source, tokens), expected, atol=1e-4, rtol=0)
+    lost = sum(part.parameters - part.parameters_left for part in graph.pruned)
     count = [sum(p.numel() for p in model.parameters()) for model in (family.model, smaller)]
     # A dropped layer's norms and what it lost before are counted with it or with its parts.
     assert lost == pytest.approx(count[0] - count[1], rel=0.02)
@@ -71,20 +71,20 @@ def test_what_adds_least_goes(captured_family: FamilyCaptures, tmp_path: Path) -
         family.model.model(tokens, use_cache=False)
     handle.remove()
     importance = seen[0].norm(dim=0) * down.weight.norm(dim=0)
-    found = pruned(family, "channels=0.25", text).graph.pruned
-    assert found[0].module == "model.layers.0.mlp.down_proj" and found[0].of == 112
-    assert sorted(importance.argsort()[:28].tolist()) == list(found[0].removed)
-    kept = [i for i in range(112) if i not in found[0].removed]
+    parts = pruned(family, "channels=0.25", text).graph.pruned
+    assert parts[0].module == "model.layers.0.mlp.down_proj" and parts[0].of == 112
+    assert sorted(importance.argsort()[:28].tolist()) == list(parts[0].removed)
+    kept = [i for i in range(112) if i not in parts[0].removed]
     with torch.inference_mode():
         whole, rest = seen[0] @ down.weight.t(), seen[0][:, kept] @ down.weight[:, kept].t()
-    assert found[0].error == pytest.approx(float((whole - rest).norm() / whole.norm()), rel=0.1)
+    assert parts[0].error == pytest.approx(float((whole - rest).norm() / whole.norm()), rel=0.1)
 
 
 def eval_tokens(path: str) -> list[int]:
     """Of the calibration file."""
 
-    found: list[int] = json.loads(Path(path).read_text())
-    return found
+    ids: list[int] = json.loads(Path(path).read_text())
+    return ids
 
 
 def test_the_cache_and_every_later_pass_see_the_smaller_model(captured_family: FamilyCaptures, tmp_path: Path) -> None:
@@ -103,11 +103,11 @@ def test_the_cache_and_every_later_pass_see_the_smaller_model(captured_family: F
 
 def test_a_rule_may_name_a_layer_that_goes(captured_family: FamilyCaptures, tmp_path: Path) -> None:
     quantize = "*.layers.0.*=int8,*.layers.1.*=int8"
-    found = pruned(
+    graph = pruned(
         captured_family("llama"), "layers=1,*.layers.1.*=none", calibration(tmp_path), quantize=quantize
     ).graph
-    assert [part.module for part in found.pruned] == ["model.layers.0"]
-    assert {weight.module.split(".")[2] for weight in found.quantized} == {"1"}
+    assert [part.module for part in graph.pruned] == ["model.layers.0"]
+    assert {weight.module.split(".")[2] for weight in graph.quantized} == {"1"}
 
 
 def test_a_norm_over_all_heads_is_named(captured_family: FamilyCaptures, tmp_path: Path) -> None:
@@ -155,8 +155,8 @@ def test_what_cannot_be_is_an_error_with_a_fix(
 
 def test_a_rule_may_be_meant_for_one_kind(captured_family: FamilyCaptures, tmp_path: Path) -> None:
     """A quarter of two KV heads is none."""
-    found = pruned(captured_family("llama"), "*.layers.0.*=0.25", calibration(tmp_path)).graph.pruned
-    assert [(part.module, len(part.removed)) for part in found] == [("model.layers.0.mlp.down_proj", 28)]
+    parts = pruned(captured_family("llama"), "*.layers.0.*=0.25", calibration(tmp_path)).graph.pruned
+    assert [(part.module, len(part.removed)) for part in parts] == [("model.layers.0.mlp.down_proj", 28)]
 
 
 def test_a_single_kv_head_stays(tmp_path: Path) -> None:

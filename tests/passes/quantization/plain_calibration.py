@@ -45,15 +45,15 @@ class PlainLlama:
         return torch.cat([self._values(ids)[x] for ids in self._sequences])
 
     def _values(self, ids: Tensor) -> Mapping[fx.Node, Tensor]:
-        found: dict[fx.Node, Any] = {}
+        values: dict[fx.Node, Any] = {}
         given = self.weights | {"input_ids": ids, "positions": torch.arange(len(ids))}
         for node in self._graph.graph.nodes:
             if node.op == "placeholder":
-                found[node] = given[node.name]
+                values[node] = given[node.name]
             elif node.op == "call_function":
-                args, kwargs = fx.node.map_arg((node.args, node.kwargs), found.__getitem__)
-                found[node] = node.target(*args, **kwargs)
-        return found
+                args, kwargs = fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
+                values[node] = node.target(*args, **kwargs)
+        return values
 
 
 def plain_zeros(llama: PlainLlama, method: str, pattern: tuple[int, int] | None) -> Weights:
@@ -74,11 +74,11 @@ def plain_smoothquant(llama: PlainLlama) -> Weights:
         return largest.sqrt() / of_weights.sqrt()
 
     _fold(llama, scales, lambda shared: shared.amax(1, keepdim=True))
-    found: Weights = {}
+    codes: Weights = {}
     for name in llama.products:
         weight = llama.weights[name]
-        found[name] = (weight / (weight.abs().amax(1, keepdim=True) / 127)).round().clamp(-127, 127)
-    return found
+        codes[name] = (weight / (weight.abs().amax(1, keepdim=True) / 127)).round().clamp(-127, 127)
+    return codes
 
 
 def plain_awq(llama: PlainLlama) -> Weights:
@@ -88,20 +88,22 @@ def plain_awq(llama: PlainLlama) -> Weights:
         some = x[torch.linspace(0, len(x) - 1, 256).long()]
         mean, errors = tie(some.abs().mean(0)), list[float]()
         tried = [mean.pow(step / 20) for step in range(20)]
-        tried = [each / (each.max() * each.min()).sqrt() for each in tried]
-        for each in tried:
-            lost = [_decoded(weight * each, *_range(weight * each)) / each - weight for weight in weights]
-            errors.append(sum(float((some @ each.t()).square().sum()) for each in lost))
+        tried = [activity / (activity.max() * activity.min()).sqrt() for activity in tried]
+        for candidate in tried:
+            lost = [
+                _decoded(weight * candidate, *_range(weight * candidate)) / candidate - weight for weight in weights
+            ]
+            errors.append(sum(float((some @ loss.t()).square().sum()) for loss in lost))
         return tried[errors.index(min(errors))]
 
     _fold(llama, scales, lambda shared: shared.mean(1, keepdim=True))
-    found: Weights = {}
+    codes: Weights = {}
     for name in llama.products:
         weight, squares = llama.weights[name], llama.inputs(name).square().mean(0)
         scale, zero = _fitted(weight, squares)
-        found[name] = _codes(weight, scale, zero)
+        codes[name] = _codes(weight, scale, zero)
         llama.weights[name] = _decoded(weight, scale, zero)
-    return found
+    return codes
 
 
 def _fold(
@@ -111,11 +113,11 @@ def _fold(
 ) -> None:
     """Scale the columns that products read, and the rows or the norm that make these channels by the inverse; the
     scales of all are found before."""
-    found: list[tuple[str, tuple[str, ...], Tensor]] = []
+    folds: list[tuple[str, tuple[str, ...], Tensor]] = []
     for maker, readers in _groups():
         x, weights = llama.inputs(readers[0]), [llama.weights[name] for name in readers]
-        found.append((maker, readers, scales(x, weights, _tie(reduction) if "v_proj" in maker else lambda each: each)))
-    for maker, readers, scale in found:
+        folds.append((maker, readers, scales(x, weights, _tie(reduction) if "v_proj" in maker else lambda each: each)))
+    for maker, readers, scale in folds:
         for name in readers:
             llama.weights[name] = llama.weights[name] * scale
         if "v_proj" in maker:  # Queries that share a head of values have the same scales.
@@ -163,7 +165,7 @@ def _fitted(weight: Tensor, squares: Tensor) -> tuple[Tensor, Tensor]:
     """Of seventeen ranges, the one with the least error of each group, weighted by the squares of inputs."""
     groups = weight.unflatten(1, (-1, GROUP))
     low, high = groups.amin(-1, keepdim=True), groups.amax(-1, keepdim=True)
-    best, found = torch.full_like(weight, torch.inf), _range(weight)
+    best, best_range = torch.full_like(weight, torch.inf), _range(weight)
     for step in range(17):
         share = 1.0 - step / 40
         tried = _covering(low * share, high * share, groups)
@@ -171,8 +173,8 @@ def _fitted(weight: Tensor, squares: Tensor) -> tuple[Tensor, Tensor]:
         error = lost.unflatten(1, (-1, GROUP)).sum(-1, keepdim=True).expand_as(groups).flatten(1)
         better = error < best
         best = torch.where(better, error, best)
-        found = torch.where(better, tried[0], found[0]), torch.where(better, tried[1], found[1])
-    return found
+        best_range = torch.where(better, tried[0], best_range[0]), torch.where(better, tried[1], best_range[1])
+    return best_range
 
 
 def _codes(weight: Tensor, scale: Tensor, zero: Tensor) -> Tensor:

@@ -29,8 +29,8 @@ TOKENS = tuple((11 * i + 5) % 96 for i in range(23))
 def captured_llama() -> Captured:
     """A tiny Llama at the canonical stage, and its weights."""
     options = parse_options({})
-    found = capture(tiny_llama(), options)
-    return Captured(run_pipeline(found.graph, canonical(), options).graph, found.source)
+    fresh = capture(tiny_llama(), options)
+    return Captured(run_pipeline(fresh.graph, canonical(), options).graph, fresh.source)
 
 
 # Columns of q_proj, as SmolLM2 has them, of o_proj, a third of 1,536, and of down_proj, as Qwen2 0.5B has them.
@@ -56,8 +56,8 @@ def odd_llama() -> Captured:
     options = parse_options({})
     model: Any = LlamaForCausalLM(config)
     model.train(False)
-    found = capture(model, options)
-    return Captured(run_pipeline(found.graph, canonical(), options).graph, found.source)
+    fresh = capture(model, options)
+    return Captured(run_pipeline(fresh.graph, canonical(), options).graph, fresh.source)
 
 
 def calibration_file(directory: Path, tokens: int = 2048) -> str:

@@ -31,9 +31,9 @@ def _sequences(path: Path, tokenizer: Path | None = None, vocab_size: int = 96) 
 @pytest.mark.parametrize("dtype", [np.int64, np.int32, np.uint8])
 def test_reads_an_array_of_ids(dtype: type, tmp_path: Path) -> None:
     np.save(tmp_path / "ids.npy", _IDS.astype(dtype).reshape(10, 100))
-    found = _sequences(tmp_path / "ids.npy")
-    assert [len(part) for part in found] == [64] * 15 + [40]
-    assert torch.equal(torch.cat(found), torch.from_numpy(_IDS))
+    sequences = _sequences(tmp_path / "ids.npy")
+    assert [len(part) for part in sequences] == [64] * 15 + [40]
+    assert torch.equal(torch.cat(sequences), torch.from_numpy(_IDS))
 
 
 def test_reads_a_text_with_the_tokenizer(tmp_path: Path) -> None:

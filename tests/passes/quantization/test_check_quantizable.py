@@ -33,7 +33,7 @@ def no_work(monkeypatch: pytest.MonkeyPatch) -> None:
 def _with(name: str, number: float, at: int = 5) -> Captured:
     """The tiny Llama with one other number."""
     given = captured_llama()
-    tensors = {each: given.source.load(each) for each in given.source.names()}
+    tensors = {key: given.source.load(key) for key in given.source.names()}
     tensors[name] = tensors[name].clone()
     tensors[name].view(-1)[at] = number
     return Captured(given.graph, MemorySource(tensors))
@@ -60,7 +60,7 @@ def test_names_the_tensor_that_holds_infinity(number: float) -> None:
 
 def test_large_numbers_whose_sum_is_infinite_are_none() -> None:
     given = captured_llama()
-    tensors = {each: given.source.load(each) for each in given.source.names()}
+    tensors = {name: given.source.load(name) for name in given.source.names()}
     tensors[_INPUT_NORM] = torch.full_like(tensors[_INPUT_NORM], 3e38)
     captured = Captured(given.graph, MemorySource(tensors))
     assert quantized("int8", captured=captured, passes=(check_quantizable,)).records[0].rewrites == ()

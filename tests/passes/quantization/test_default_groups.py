@@ -31,8 +31,8 @@ def test_every_scheme_fits_odd_widths(name: str, tmp_path: Path) -> None:
             suffix = "" if _RUNS[module] == 256 else f":s{_RUNS[module]}"
         tokens = ":x32" if plain.activation == "int8" else ""
         assert schemes[module] == f"{name}{tokens}{suffix}"
-    expected, found = logits(captured.graph, captured), logits(result.graph, captured)
-    assert 0 < float((found - expected).square().mean().sqrt() / expected.std()) < (0.25 if plain.code_bits > 3 else 1)
+    expected, actual = logits(captured.graph, captured), logits(result.graph, captured)
+    assert 0 < float((actual - expected).square().mean().sqrt() / expected.std()) < (0.25 if plain.code_bits > 3 else 1)
 
 
 @pytest.mark.parametrize("name", [name for name, scheme in SCHEMES.items() if scheme.granularity == "group"])

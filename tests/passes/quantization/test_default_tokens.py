@@ -54,8 +54,8 @@ def test_each_target_rounds_tokens_its_own_way_unless_told(target: str, quantize
 
 def test_the_table_says_how_tokens_are_rounded() -> None:
     for target in ("cpu", _GPU):
-        found = {weight.module: weight.scheme for weight in quantized_for(target, "w4a8").quantized}
-        assert found["model.layers.0.mlp.down_proj"] == "w4a8:x32" and found["lm_head"] == "w8a8:x32"
+        schemes = {weight.module: weight.scheme for weight in quantized_for(target, "w4a8").quantized}
+        assert schemes["model.layers.0.mlp.down_proj"] == "w4a8:x32" and schemes["lm_head"] == "w8a8:x32"
 
 
 @pytest.mark.parametrize("name", _BY_INTEGERS)

@@ -56,7 +56,7 @@ def test_the_search_loses_less_than_scales_that_cover(searched: str, covering: s
 def test_the_search_follows_what_is_important(format: str) -> None:
     weight = _weight(24, 512)
     importance = torch.exp(2 * torch.randn(512, generator=torch.Generator().manual_seed(1)))
-    fitted, plain = (_error(weight, format, each, judged_by=importance) for each in (importance, None))
+    fitted, plain = (_error(weight, format, weighting, judged_by=importance) for weighting in (importance, None))
     assert fitted < 0.97 * plain
     assert _error(weight, format) < _error(weight, format, importance)
 
@@ -68,25 +68,25 @@ def test_parts_are_in_the_record_and_say_what_it_defines(format: str, columns: i
     weight[1], weight[2] = 0.0, -0.25  # rows of one value
     weight[3, :32] *= 1e4  # and one whose other groups are next to nothing beside the first
     scheme, record = SCHEMES[format], CODE_FORMATS[format]
-    found = round_to_nearest(weight, scheme)
+    rounded = round_to_nearest(weight, scheme)
     run, group = scheme.run_of(columns), record.group
     assert run is not None and group is not None and columns % run == 0
     assert run == (record.run if columns % (record.run or 0) == 0 else run)
     low, high = record.integers or (0, 15)
-    assert low <= int(found.codes.min()) and int(found.codes.max()) <= high
-    assert found.scales.shape == (6, columns // run) and bool(found.scales.isfinite().all())
-    assert (found.minima is not None) == record.has_minimum
-    assert (found.scale_steps is not None) == (record.steps is not None)
+    assert low <= int(rounded.codes.min()) and int(rounded.codes.max()) <= high
+    assert rounded.scales.shape == (6, columns // run) and bool(rounded.scales.isfinite().all())
+    assert (rounded.minima is not None) == record.has_minimum
+    assert (rounded.scale_steps is not None) == (record.steps is not None)
     if record.steps is not None:
-        assert found.scale_steps is not None and found.scale_steps.shape == (6, columns // group)
+        assert rounded.scale_steps is not None and rounded.scale_steps.shape == (6, columns // group)
         most = record.steps.least + (1 << record.steps.bits) - 1
-        assert record.steps.least <= int(found.scale_steps.min()) and int(found.scale_steps.max()) <= most
-        assert bool((found.scale_steps != 0).all())
-        assert found.minimum_steps is None or int(found.minimum_steps.min()) >= 0
-        assert found.minimum_steps is None or int(found.minimum_steps.max()) < 1 << record.steps.bits
-    _check_values(found, run, group)
-    torch.testing.assert_close(found.values()[1], weight[1])
-    torch.testing.assert_close(found.values()[2], weight[2], rtol=0.02, atol=0)
+        assert record.steps.least <= int(rounded.scale_steps.min()) and int(rounded.scale_steps.max()) <= most
+        assert bool((rounded.scale_steps != 0).all())
+        assert rounded.minimum_steps is None or int(rounded.minimum_steps.min()) >= 0
+        assert rounded.minimum_steps is None or int(rounded.minimum_steps.max()) < 1 << record.steps.bits
+    _check_values(rounded, run, group)
+    torch.testing.assert_close(rounded.values()[1], weight[1])
+    torch.testing.assert_close(rounded.values()[2], weight[2], rtol=0.02, atol=0)
 
 
 def _check_values(found: RoundedWeight, run: int, group: int) -> None:
@@ -106,12 +106,12 @@ def _check_values(found: RoundedWeight, run: int, group: int) -> None:
 @pytest.mark.parametrize("format", BLOCKED)
 def test_codes_are_the_nearest_to_the_parts(format: str) -> None:
     weight = _weight(4, 256)
-    found = round_to_nearest(weight, SCHEMES[format])
-    left = (found.values() - weight).abs()
+    rounded = round_to_nearest(weight, SCHEMES[format])
+    left = (rounded.values() - weight).abs()
     low, high = CODE_FORMATS[format].integers or (0, 15)
     for step in (-1, 1):
-        moved = (found.codes.int() + step).clamp(low, high).to(found.codes.dtype)
-        other = RoundedWeight(**{**vars(found), "codes": moved}).values()
+        moved = (rounded.codes.int() + step).clamp(low, high).to(rounded.codes.dtype)
+        other = RoundedWeight(**{**vars(rounded), "codes": moved}).values()
         assert bool((left <= (other - weight).abs() * (1 + 1e-5)).all())
 
 

@@ -58,13 +58,13 @@ def test_codes_are_those_of_the_published_update() -> None:
     x, weight = _tokens(96), torch.randn(16, 96, generator=torch.Generator().manual_seed(2))
     hessian = gram([x], 96)
     solver = prepare(hessian.clone(), scheme)
-    found = gptq(weight, solver, scheme)
+    rounded = gptq(weight, solver, scheme)
     damped = hessian.double() + 0.01 * hessian.diagonal().mean() * torch.eye(96)
     upper = torch.linalg.cholesky(torch.linalg.inv(damped), upper=True)
-    left, scales = weight.double(), found.scales.double().repeat_interleave(32, 1)
+    left, scales = weight.double(), rounded.scales.double().repeat_interleave(32, 1)
     for k in range(96):
         codes = (left[:, k] / scales[:, k]).round().clamp(-8, 7)
-        assert torch.equal(codes, found.codes[:, k].double())
+        assert torch.equal(codes, rounded.codes[:, k].double())
         error = (left[:, k] - codes * scales[:, k]) / upper[k, k]
         left[:, k + 1 :] -= error[:, None] * upper[k, k + 1 :]
 
@@ -78,13 +78,13 @@ def test_codes_are_those_of_the_published_update() -> None:
 )
 def test_error_on_the_tokens_is_far_below_that_of_the_nearest_codes(scheme: str) -> None:
     x, weight = _tokens(128, dead=True), torch.randn(48, 128, generator=torch.Generator().manual_seed(1))
-    found = gptq(weight, prepare(gram([x], 128), _scheme(scheme)), _scheme(scheme))
+    rounded = gptq(weight, prepare(gram([x], 128), _scheme(scheme)), _scheme(scheme))
     plain = round_to_nearest(weight, _scheme(scheme))
-    errors = [float((x @ (r.values() - weight).t()).square().sum()) for r in (found, plain)]
+    errors = [float((x @ (r.values() - weight).t()).square().sum()) for r in (rounded, plain)]
     assert errors[0] < errors[1] / 3
-    smallest, largest = CODE_FORMATS[found.format].integers or (0, 15)
-    assert int(found.codes.min()) >= smallest
-    assert int(found.codes.max()) <= largest
+    smallest, largest = CODE_FORMATS[rounded.format].integers or (0, 15)
+    assert int(rounded.codes.min()) >= smallest
+    assert int(rounded.codes.max()) <= largest
 
 
 def test_says_what_to_do_about_a_hessian_that_cannot_be_factored() -> None:

@@ -49,7 +49,7 @@ def test_experts_are_rounded_by_their_own_tokens(tmp_path: Path, monkeypatch: py
         return gptq(weight, solver, scheme, kept)
 
     monkeypatch.setattr(gptq_products, "gptq", counted)
-    found = quantized("int4-gptq:g32", captured=captured_mixtral(), calibration=calibration_file(tmp_path))
-    rounded = [each for each in found.graph.quantized if "gptq" in each.scheme]
-    assert any("experts" in each.module for each in rounded)
-    assert sum(swept) == sum(each.rows for each in rounded if "experts" not in each.module)
+    result = quantized("int4-gptq:g32", captured=captured_mixtral(), calibration=calibration_file(tmp_path))
+    rounded = [weight for weight in result.graph.quantized if "gptq" in weight.scheme]
+    assert any("experts" in weight.module for weight in rounded)
+    assert sum(swept) == sum(weight.rows for weight in rounded if "experts" not in weight.module)

@@ -70,7 +70,7 @@ def test_spends_the_budget_on_what_is_sensitive(bard: Captured) -> None:
     assert raised
     least = min(divergences[w.module] / (w.rows * w.columns) for w in raised)
     left = [divergences[w.module] / (w.rows * w.columns) for w in weights if w.scheme == "int4-gptq"]
-    assert all(each <= least for each in left)
+    assert all(bound <= least for bound in left)
 
 
 @pytest.mark.parametrize(("option", "method"), [("auto:4.5", "-gptq"), ("auto:4.5:rtn", "")])
@@ -89,14 +89,14 @@ def test_a_weight_gets_the_format_that_holds_it(format: str, budget: float, tmp_
     on_grid = {name: round_to_nearest(captured.source.load(name), scheme).values() for name in names}
     source = _Replaced(captured.source, on_grid)
     options: dict[str, Any] = {"calibration": calibration_file(tmp_path), "calibration_sequences": 4}
-    found = quantized(f"auto:{budget}:rtn", captured=Captured(captured.graph, source), **options).graph.quantized
-    assert {weight.scheme.partition(":")[0] for weight in found} == {format}
+    weights = quantized(f"auto:{budget}:rtn", captured=Captured(captured.graph, source), **options).graph.quantized
+    assert {weight.scheme.partition(":")[0] for weight in weights} == {format}
 
 
 def test_one_plan_of_blocked_formats_is_carried_out() -> None:
-    found = [_candidate(*each) for each in (("q4_k", 4.5, 2.0), ("int4", 4.1, 3.0), ("iq4_xs", 4.3, 1.5))]
-    assert [each.name for each in least_of_blocked(found)] == ["int4", "iq4_xs"]
-    assert least_of_blocked(found[1:2]) == found[1:2]
+    candidates = [_candidate(*fields) for fields in (("q4_k", 4.5, 2.0), ("int4", 4.1, 3.0), ("iq4_xs", 4.3, 1.5))]
+    assert [candidate.name for candidate in least_of_blocked(candidates)] == ["int4", "iq4_xs"]
+    assert least_of_blocked(candidates[1:2]) == candidates[1:2]
 
 
 def _candidate(name: str, bits: float, divergence: float) -> Candidate:
@@ -119,13 +119,13 @@ class _Replaced:
 def test_sensitivity_is_what_rounding_a_unit_alone_does(tmp_path: Path) -> None:
     """One run that branches at each unit measures what a run of the whole model with that unit rounded would."""
     calibration = calibration_file(tmp_path)
-    found = quantized("auto:6:rtn", calibration=calibration, calibration_length=64).graph.quantized
+    planned = quantized("auto:6:rtn", calibration=calibration, calibration_length=64).graph.quantized
     graph, source = captured_llama().graph, captured_llama().source
     ids = torch.tensor(json.loads(Path(calibration).read_text()))[: 4 * 64].split(64)
 
     def log_probabilities(weights: dict[str, Tensor]) -> Tensor:
         return torch.stack(
-            [run_tokens(graph, _Replaced(source, weights), each.tolist()).log_softmax(-1) for each in ids]
+            [run_tokens(graph, _Replaced(source, weights), sequence.tolist()).log_softmax(-1) for sequence in ids]
         )[:, ::2]  # Every second token is measured.
 
     plain = log_probabilities({})
@@ -135,7 +135,7 @@ def test_sensitivity_is_what_rounding_a_unit_alone_does(tmp_path: Path) -> None:
         assert scheme is not None
         rounded = {n: round_to_nearest(source.load(n), scheme).values() for n in names}
         expected = float((plain.exp() * (plain - log_probabilities(rounded))).sum(-1).mean())
-        for weight in found:
+        for weight in planned:
             if f"{weight.module}.weight" in names:
                 assert float((weight.reason or "").split()[1]) == pytest.approx(expected, rel=0.02)
 
@@ -159,14 +159,14 @@ def test_no_uniform_scheme_that_fits_and_no_smaller_budget_diverges_less(tmp_pat
     assert len(seen) == 12 and len(apart) == 8
     reference = Reference(captured.graph, captured.source, apart)
     uniform = [quantized(scheme, **given) for scheme in _UNIFORM]
-    found = [(_bits(result), reference.divergence(result.graph)) for result in uniform]
+    measured = [(_bits(result), reference.divergence(result.graph)) for result in uniform]
     last = math.inf
     for budget in (4.3, 4.63, 4.8, 6.0, 8.2):
         result = quantized(f"auto:{budget}:rtn", **given)
         divergence = reference.divergence(result.graph)
         assert round(_bits(result), 2) <= budget
         assert divergence <= last
-        assert divergence <= min(each for bits, each in found if round(bits, 2) <= budget)
+        assert divergence <= min(other for bits, other in measured if round(bits, 2) <= budget)
         assert f"KL {divergence:.2e} on held-out text" in (result.graph.quantized[0].reason or "")
         last = divergence
 
@@ -178,7 +178,7 @@ def test_a_trained_model_diverges_less_with_more_bits_on_two_other_texts(bard: C
     texts = [(_EXAMPLES / "data" / name).read_text(encoding="utf-8") for name in ("calibration.txt", "heldout.txt")]
     # Their ends: the beginning of the first was looked at.
     tokens = [torch.tensor(tokenizer.encode(text).ids[-8192:]).split(256) for text in texts]
-    references = [Reference(bard.graph, bard.source, each) for each in tokens]
+    references = [Reference(bard.graph, bard.source, token) for token in tokens]
 
     def divergences(result: PipelineResult) -> list[float]:
         return [reference.divergence(result.graph) for reference in references]
@@ -198,14 +198,14 @@ def test_a_trained_model_diverges_less_with_more_bits_on_two_other_texts(bard: C
     last = [math.inf] * len(texts)
     for budget in (4.25, *sorted(round(bits, 2) for bits, _ in of_uniform[1:])):
         result = _quantized(bard, f"auto:{budget}")
-        found = divergences(result)
-        for others in (last, *(each for bits, each in of_uniform if round(bits, 2) <= budget)):
-            assert all(ours <= other for ours, other in zip(found, others, strict=True)), (budget, found, others)
-        last = found
+        measured = divergences(result)
+        for others in (last, *(other for bits, other in of_uniform if round(bits, 2) <= budget)):
+            assert all(ours <= other for ours, other in zip(measured, others, strict=True)), (budget, measured, others)
+        last = measured
 
 
 def _ladder(bits: tuple[float, ...], divergences: tuple[float, ...]) -> list[Rung[Scheme]]:
-    return [Rung(None, *each) for each in zip(bits, divergences, strict=True)]
+    return [Rung(None, *rung) for rung in zip(bits, divergences, strict=True)]
 
 
 def test_what_is_left_goes_to_what_still_fits() -> None:
@@ -229,8 +229,8 @@ def test_no_other_choice_within_the_budget_diverges_less() -> None:
         chosen = [ladder[i] for ladder, i in zip(ladders, spend(ladders, budget), strict=True)]
         assert sum(rung.bits for rung in chosen) <= budget
         # Costs are rounded up to parts of the budget, which is why the others get a little less of it.
-        others = (each for each in product(*ladders) if sum(rung.bits for rung in each) <= budget * 0.999)
-        least = min(sum(rung.divergence for rung in each) for each in others)
+        others = (choice for choice in product(*ladders) if sum(rung.bits for rung in choice) <= budget * 0.999)
+        least = min(sum(rung.divergence for rung in choice) for choice in others)
         assert sum(rung.divergence for rung in chosen) <= least + 1e-9
 
 
@@ -252,7 +252,7 @@ def test_deep_models_are_measured_on_fewer_tokens() -> None:
     """Bounded work: a model of twice as many weights reads half of the tokens for each."""
     sequences = [torch.arange(256)] * 8
     assert [len(measured_on(sequences, units)) for units in (1, 32, 33, 61, 121, 10_000)] == [4, 4, 3, 2, 1, 1]
-    assert all(len(each) == 128 for each in measured_on(sequences, 25))
+    assert all(len(sequence) == 128 for sequence in measured_on(sequences, 25))
 
 
 def test_errors_alone_are_measured_on_the_beginning_of_the_text() -> None:

@@ -41,10 +41,10 @@ def run(graph: ModelGraph, options: BuildOptions | None = None) -> PipelineResul
 
 
 def calls(graph: ModelGraph) -> dict[str, list[fx.Node]]:
-    found: dict[str, list[fx.Node]] = {}
+    by_op: dict[str, list[fx.Node]] = {}
     for node in graph.graph.nodes:
-        found.setdefault(str(node.target).removeprefix("llmc.").removesuffix(".default"), []).append(node)
-    return found
+        by_op.setdefault(str(node.target).removeprefix("llmc.").removesuffix(".default"), []).append(node)
+    return by_op
 
 
 def test_parts_are_in_fp32_and_results_as_before() -> None:
@@ -56,17 +56,17 @@ def test_parts_are_in_fp32_and_results_as_before() -> None:
         "gated_linear",
         "lm_head",
     ]
-    found = calls(result.graph)
-    assert {n.meta["val"].dtype for n in (*found["dequantize"], *found["round_tokens"])} == {torch.float32}
-    assert [n.meta["val"].dtype for name in ("embedding", "gated_linear") for n in found[name]] == [BF16, BF16]
-    assert len(found["dequantize"]) == 2, "the tied weight is decoded by one node still"
+    by_op = calls(result.graph)
+    assert {n.meta["val"].dtype for n in (*by_op["dequantize"], *by_op["round_tokens"])} == {torch.float32}
+    assert [n.meta["val"].dtype for name in ("embedding", "gated_linear") for n in by_op[name]] == [BF16, BF16]
+    assert len(by_op["dequantize"]) == 2, "the tied weight is decoded by one node still"
     assert not run(result.graph).records[0].rewrites
 
 
 def test_logits_are_those_of_rounded_values_but_for_the_rounding() -> None:
     b = GraphBuilder(BF16)
     graph, source = b.finish(tied(b))
-    rounded, exact = (_logits(each, source) for each in (graph, run(graph).graph))
+    rounded, exact = (_logits(model_graph, source) for model_graph in (graph, run(graph).graph))
     assert 0 < float((rounded - exact).norm() / exact.norm()) < 0.02
 
 

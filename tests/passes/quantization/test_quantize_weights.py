@@ -86,10 +86,10 @@ def test_the_head_gets_eight_bits_unless_it_is_named() -> None:
 
 
 def test_rules_choose_weights_and_leave_some_alone() -> None:
-    found = {w.module: w.scheme for w in quantized("int8,down_proj=int4:g32,model.layers.1.*=none").graph.quantized}
-    assert found["model.layers.0.mlp.down_proj"] == "int4:g32"
-    assert found["model.layers.0.mlp.up_proj"] == "int8"
-    assert not [name for name in found if name.startswith("model.layers.1.")]
+    schemes = {w.module: w.scheme for w in quantized("int8,down_proj=int4:g32,model.layers.1.*=none").graph.quantized}
+    assert schemes["model.layers.0.mlp.down_proj"] == "int4:g32"
+    assert schemes["model.layers.0.mlp.up_proj"] == "int8"
+    assert not [name for name in schemes if name.startswith("model.layers.1.")]
 
 
 def test_products_of_different_schemes_are_not_merged() -> None:

@@ -179,7 +179,7 @@ def test_reads_a_static_scale(tmp_path: Path) -> None:
     _, result = _optimized(tmp_path)
     scales = [recipe for name, recipe in result.graph.weights.items() if name.endswith("_scale")]
     assert scales
-    assert all(isinstance(each, Constant) and float(each.value) == pytest.approx(0.05) for each in scales)
+    assert all(isinstance(scale, Constant) and float(scale.value) == pytest.approx(0.05) for scale in scales)
 
 
 def test_quantizes_what_the_checkpoint_left(tmp_path: Path) -> None:

@@ -38,18 +38,18 @@ def _optimized(directory: Path) -> tuple[Tensor, PipelineResult]:
 
 def _logits(model: Any) -> Tensor:
     with torch.no_grad():
-        found: Tensor = model(torch.tensor([_TOKENS])).logits[0]
-    return found
+        logits: Tensor = model(torch.tensor([_TOKENS])).logits[0]
+    return logits
 
 
 def _coded_experts(result: PipelineResult) -> list[str]:
     """The recipes of the codes of all products of experts."""
-    found = []
+    names = []
     for node in result.graph.graph.nodes:
         if str(node.target) == "llmc.expert_linear.default":
             assert str(node.args[1].target) == "llmc.dequantize.default"
-            found.append(str(result.graph.weights[node.args[1].args[0].name]))
-    return found
+            names.append(str(result.graph.weights[node.args[1].args[0].name]))
+    return names
 
 
 def test_blocks_of_gpt_oss_are_taken_as_they_are(tmp_path: Path) -> None:
@@ -59,11 +59,11 @@ def test_blocks_of_gpt_oss_are_taken_as_they_are(tmp_path: Path) -> None:
     source = QuantizedSource(tmp_path)
     for name, expected in meant.items():
         assert torch.equal(source.load(name), expected)
-    found, result = _optimized(tmp_path)
-    torch.testing.assert_close(found, _logits(model), rtol=1e-4, atol=1e-4)
+    actual, result = _optimized(tmp_path)
+    torch.testing.assert_close(actual, _logits(model), rtol=1e-4, atol=1e-4)
     codes = _coded_experts(result)
     assert len(codes) == 4
-    assert all("::codes" in each for each in codes)
+    assert all("::codes" in code for code in codes)
     assert {record.scheme for record in result.graph.quantized} == {"mxfp4 mxfp4"}
 
 
@@ -83,8 +83,8 @@ def test_an_engine_of_gpt_oss_says_what_its_blocks_say(tmp_path: Path) -> None:
     model.load_state_dict(write_blocks(tmp_path, model), strict=False)
     expected = _logits(model)
     with llmc.compile(tmp_path, target="cpu", dtype="float32") as engine:
-        found = torch.as_tensor(engine.logits(list(_TOKENS)))
-    assert float((found - expected).abs().max() / expected.std()) < 1e-3
+        actual = torch.as_tensor(engine.logits(list(_TOKENS)))
+    assert float((actual - expected).abs().max() / expected.std()) < 1e-3
 
 
 def _mixture(directory: Path, name: str, **overrides: Any) -> Any:
@@ -114,24 +114,24 @@ _QUICK = ("gptq asymmetric", "float channels")
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(each, marks=() if each in _QUICK else slow)
-        for each in WEIGHT_ONLY
-        if each not in ("gptq act-order", "several groups")
+        pytest.param(case, marks=() if case in _QUICK else slow)
+        for case in WEIGHT_ONLY
+        if case not in ("gptq act-order", "several groups")
     ],
 )
 def test_codes_of_each_expert_are_taken_as_they_are(name: str, tmp_path: Path) -> None:
     model = _mixture(tmp_path, name)
-    found, result = _optimized(tmp_path)
-    torch.testing.assert_close(found, _logits(model), rtol=1e-4, atol=1e-4)
+    actual, result = _optimized(tmp_path)
+    torch.testing.assert_close(actual, _logits(model), rtol=1e-4, atol=1e-4)
     codes = _coded_experts(result)
     assert len(codes) == 4
-    assert all("experts.3." in each and "::codes" in each for each in codes)
+    assert all("experts.3." in code and "::codes" in code for code in codes)
 
 
 def test_experts_with_orders_of_their_own_are_not_taken_as_codes(tmp_path: Path) -> None:
     """Each would want its input in another order: their numbers are taken."""
     model = _mixture(tmp_path, "gptq act-order")
-    found, result = _optimized(tmp_path)
-    torch.testing.assert_close(found, _logits(model), rtol=1e-4, atol=1e-4)
+    actual, result = _optimized(tmp_path)
+    torch.testing.assert_close(actual, _logits(model), rtol=1e-4, atol=1e-4)
     experts = [n for n in result.graph.graph.nodes if str(n.target) == "llmc.expert_linear.default"]
     assert all(n.args[1].op == "placeholder" for n in experts)

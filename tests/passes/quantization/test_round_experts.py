@@ -32,8 +32,8 @@ def captured_mixtral() -> Captured:
             router = layer.mlp.gate.weight
             router.copy_(torch.tensor([1.0, -1.0, 0.5, -0.5, 0.0])[:, None] * router[:1])
     options = parse_options({})
-    found = capture(model, options)
-    return Captured(run_pipeline(found.graph, canonical(), options).graph, found.source)
+    fresh = capture(model, options)
+    return Captured(run_pipeline(fresh.graph, canonical(), options).graph, fresh.source)
 
 
 def _quantized(scheme: str, directory: Path) -> PipelineResult:

@@ -42,11 +42,11 @@ STACK, CAT, RESHAPE = aten.stack.default, aten.cat.default, aten.reshape.default
     ],
 )
 def test_rows_are_put_together(recipe: Recipe, part: str) -> None:
-    found = rows_of(recipe, part, torch.float32)
-    assert found is not None
+    taken = rows_of(recipe, part, torch.float32)
+    assert taken is not None
     whole = evaluate(recipe, MemorySource(MATRICES))
     columns = 6 if part == "codes" else 2
-    assert torch.equal(evaluate(found, MemorySource(PARTS)), whole[:, :columns])
+    assert torch.equal(evaluate(taken, MemorySource(PARTS)), whole[:, :columns])
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ def _share_of_others(found: Weights, expected: Weights) -> float:
     """Of all elements of all products' weights, those that are not equal."""
     assert found.keys() == expected.keys() and len(expected) == _PRODUCTS
     different = sum(int((found[name] != expected[name]).sum()) for name in expected)
-    return different / sum(each.numel() for each in expected.values())
+    return different / sum(tensor.numel() for tensor in expected.values())
 
 
 @pytest.mark.parametrize(("scheme", "plain"), [("w8a8-smoothquant", plain_smoothquant), ("int4-awq:g32", plain_awq)])
@@ -44,8 +44,8 @@ def test_codes_equal_a_plain_implementation(
 ) -> None:
     llama, options = _plain(tmp_path)
     graph, expected = quantized(scheme, **options).graph, plain(llama)
-    found = {name: evaluate(graph.weights[f"{name}_codes"], captured_llama().source).float() for name in expected}
-    assert _share_of_others(found, expected) <= _ROUNDED_OTHERWISE
+    codes = {name: evaluate(graph.weights[f"{name}_codes"], captured_llama().source).float() for name in expected}
+    assert _share_of_others(codes, expected) <= _ROUNDED_OTHERWISE
 
 
 @pytest.mark.parametrize(("form", "pattern"), [("0.5", None), ("2:4", (2, 4))])
@@ -55,7 +55,7 @@ def test_zeros_equal_a_plain_implementation(
 ) -> None:
     llama, options = _plain(tmp_path)
     graph, expected = quantized("", sparsity=f"{method}:{form}", **options).graph, plain_zeros(llama, method, pattern)
-    found = {name: evaluate(graph.weights[name], captured_llama().source).float() for name in expected}
-    kept = [{name: (each != 0).float() for name, each in weights.items()} for weights in (found, expected)]
+    zeroed = {name: evaluate(graph.weights[name], captured_llama().source).float() for name in expected}
+    kept = [{name: (tensor != 0).float() for name, tensor in weights.items()} for weights in (zeroed, expected)]
     assert _share_of_others(kept[0], kept[1]) <= _ROUNDED_OTHERWISE
-    assert all(float((found[name] - expected[name]).norm() / expected[name].norm()) < 0.01 for name in expected)
+    assert all(float((zeroed[name] - expected[name]).norm() / expected[name].norm()) < 0.01 for name in expected)

@@ -16,6 +16,6 @@ def test_rows_are_spread_evenly_over_all_sequences(limit: int | None, rows: int)
     ids = torch.tensor(TOKENS[:12])
     stream = Stream(captured.graph, captured.source, ids.split([7, 5]))
     for _ in stream.stops([next(iter(embedded.users))]):
-        found, everything = stream.rows(embedded, limit), stream.rows(embedded)
-        assert len(everything) == 12 and len(found) == rows
-        assert torch.equal(found[0], everything[0]) and torch.equal(found[-1], everything[-1])
+        some_rows, everything = stream.rows(embedded, limit), stream.rows(embedded)
+        assert len(everything) == 12 and len(some_rows) == rows
+        assert torch.equal(some_rows[0], everything[0]) and torch.equal(some_rows[-1], everything[-1])

@@ -55,11 +55,11 @@ def _weight(columns: int) -> Tensor:
 def test_sparsegpt_is_the_published_one(form: str, columns: int) -> None:
     """Within 1%, over several blocks and the rest of one."""
     x, weight, scheme = _tokens(columns), _weight(columns), _scheme(f"sparsegpt:{form}")
-    found, kept = sparsegpt(weight, prepare(gram([x], columns), scheme), scheme)
+    swept, kept = sparsegpt(weight, prepare(gram([x], columns), scheme), scheme)
     plain = plain_sparsegpt(weight, x, scheme.ratio, scheme.pattern)
-    assert float((found - plain).norm() / plain.norm()) <= 0.01
+    assert float((swept - plain).norm() / plain.norm()) <= 0.01
     assert float(((plain != 0) == kept).float().mean()) >= 0.999
-    assert not found[~kept].any() and not found[:, 5].any()
+    assert not swept[~kept].any() and not swept[:, 5].any()
     if scheme.pattern is not None:
         assert (kept.unflatten(1, (-1, scheme.pattern[1])).sum(-1) == scheme.pattern[0]).all()
     else:
@@ -83,10 +83,10 @@ def test_what_looks_at_more_loses_less(form: str) -> None:
 def test_what_follows_makes_up_for_the_rounding_to_the_weights_dtype() -> None:
     x, weight, scheme = _tokens(128), _weight(128).bfloat16(), _scheme("sparsegpt:0.5")
     solver = prepare(gram([x], 128), scheme)
-    found, _ = sparsegpt(weight, solver, scheme)
+    swept, _ = sparsegpt(weight, solver, scheme)
     after = sparsegpt(weight.float(), solver, scheme)[0].bfloat16()
-    assert found.dtype == torch.bfloat16
-    errors = [float((x @ (w.float() - weight.float()).t()).norm()) for w in (found, after)]
+    assert swept.dtype == torch.bfloat16
+    errors = [float((x @ (w.float() - weight.float()).t()).norm()) for w in (swept, after)]
     assert errors[0] < 1.001 * errors[1]
 
 
@@ -98,21 +98,21 @@ def test_the_pass_looks_at_inputs_that_sparse_weights_before_made(form: str, tmp
         captured_llama().graph, parse_options({"calibration_length": 64, **options}), ModelData(captured_llama().source)
     )
     for method in ("wanda", "sparsegpt"):
-        found, scheme = sparse_canonical(f"{method}:{form}", **options).graph, _scheme(f"{method}:{form}")
-        stream = Stream(found, captured_llama().source, sequences)
-        products = [n for n in found.graph.nodes if is_product(n)][:-1]
+        graph, scheme = sparse_canonical(f"{method}:{form}", **options).graph, _scheme(f"{method}:{form}")
+        stream = Stream(graph, captured_llama().source, sequences)
+        products = [n for n in graph.graph.nodes if is_product(n)][:-1]
         for node in stream.stops(products):
             x, name = stream.rows(call_arguments(node)["x"]).float(), call_arguments(node)["weight"].name
             before = evaluate(captured_llama().graph.weights[name], captured_llama().source)
-            after = evaluate(found.weights[name], captured_llama().source)
+            after = evaluate(graph.weights[name], captured_llama().source)
             if method == "wanda":
                 kept = kept_elements(before.abs() * x.norm(dim=0), scheme, by_row=True)
                 plain = before.masked_fill(~kept, 0.0)
             else:
                 plain = plain_sparsegpt(before, x, scheme.ratio, scheme.pattern).float()
             assert float((after - plain).norm() / plain.norm()) <= 0.01
-        assert len(products) == len(found.sparse) == 14
-        assert all(each.is_output_error and each.error and each.error < 1 for each in found.sparse)
+        assert len(products) == len(graph.sparse) == 14
+        assert all(weight.is_output_error and weight.error and weight.error < 1 for weight in graph.sparse)
 
 
 def test_logits_move_less_the_more_a_method_looks_at(tmp_path: Path) -> None:
@@ -122,8 +122,8 @@ def test_logits_move_less_the_more_a_method_looks_at(tmp_path: Path) -> None:
 
 
 def test_zeros_are_stored_as_those_of_other_methods(tmp_path: Path) -> None:
-    found = sparse("sparsegpt:0.5", "int8", calibration=calibration_file(tmp_path)).graph
-    assert all(each.bits is not None and each.bits < 5.6 for each in found.sparse)
+    graph = sparse("sparsegpt:0.5", "int8", calibration=calibration_file(tmp_path)).graph
+    assert all(weight.bits is not None and weight.bits < 5.6 for weight in graph.sparse)
 
 
 @pytest.mark.parametrize("quantize", ["int8-gptq", "int4-gptq:g32", "int4-gptq:g32:asym"])
@@ -136,7 +136,9 @@ def test_gptq_rounds_what_is_kept_and_leaves_zeros(quantize: str, tmp_path: Path
     assert len(rounded) == len(after.sparse)
     for node in rounded:
         name = node.args[0].name.removesuffix("_codes")
-        parts = [None if each is None else evaluate(after.weights[each.name], source) for each in node.args[:3]]
+        parts = [
+            None if argument is None else evaluate(after.weights[argument.name], source) for argument in node.args[:3]
+        ]
         assert not DEQUANTIZE(*parts, *node.args[3:])[evaluate(before.weights[name], source) == 0].any()
     errors = [float((logits(graph) - logits(before)).norm()) for graph in (after, nearest)]
     assert errors[0] < errors[1]

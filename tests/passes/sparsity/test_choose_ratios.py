@@ -24,25 +24,25 @@ def test_what_is_given_out_diverges_no_more_than_the_same_for_all(text: str, tmp
     options = parse_options({"calibration_length": 64, **given})
     _, apart = sequences_and_apart(captured.graph, options, ModelData(captured.source))
     reference = Reference(captured.graph, captured.source, apart)
-    found, same = (sparse_canonical(each, **given) for each in (text, text.replace(":auto", "")))
-    divergences = [reference.divergence(result.graph) for result in (found, same)]
+    mixed, same = (sparse_canonical(schemes, **given) for schemes in (text, text.replace(":auto", "")))
+    divergences = [reference.divergence(result.graph) for result in (mixed, same)]
     assert divergences[0] < divergences[1]
-    elements = sum(each.rows * each.columns for each in found.graph.sparse)
-    zeros = sum(each.zeros * each.rows * each.columns for each in found.graph.sparse) / elements
+    elements = sum(weight.rows * weight.columns for weight in mixed.graph.sparse)
+    zeros = sum(weight.zeros * weight.rows * weight.columns for weight in mixed.graph.sparse) / elements
     ratio = float(text.rpartition(":")[2])
-    assert len(found.graph.sparse) == 14 and ratio - 0.002 <= zeros < ratio + 0.02
-    assert len({each.scheme for each in found.graph.sparse}) > 1
-    (record,) = (each for each in found.records if each.name == "sparsify")
+    assert len(mixed.graph.sparse) == 14 and ratio - 0.002 <= zeros < ratio + 0.02
+    assert len({weight.scheme for weight in mixed.graph.sparse}) > 1
+    (record,) = (candidate for candidate in mixed.records if candidate.name == "sparsify")
     assert len(record.rewrites) == 14
-    assert all(f"KL {divergences[0]:.2e} on held-out text" in each.description for each in record.rewrites)
+    assert all(f"KL {divergences[0]:.2e} on held-out text" in rewrite.description for rewrite in record.rewrites)
     assert ["lm_head decides on every token" in r.reason for r in record.refusals] == [True]
 
 
 def test_rules_take_weights_out_of_it(tmp_path: Path) -> None:
     text = "magnitude:auto:0.5,up_proj=none,down_proj=magnitude:0.3"
-    found = sparse_canonical(text, calibration=calibration_file(tmp_path)).graph.sparse
-    assert not [each for each in found if each.module.endswith("up_proj")]
-    assert {each.scheme for each in found if each.module.endswith("down_proj")} == {"magnitude:0.3"}
+    weights = sparse_canonical(text, calibration=calibration_file(tmp_path)).graph.sparse
+    assert not [weight for weight in weights if weight.module.endswith("up_proj")]
+    assert {weight.scheme for weight in weights if weight.module.endswith("down_proj")} == {"magnitude:0.3"}
 
 
 @pytest.mark.parametrize(

@@ -40,8 +40,8 @@ def test_every_cut_runs(captured_family: FamilyCaptures, given: dict[str, Any], 
     first = min(number for name in changing for number in numbers[name])
     assert names.index(last) == max(names.index(name) for name in changing)
     for stop in range(first - 1, sum(map(len, numbers.values()))):
-        found = pruned(family, passes=default(), stop_after=stop, **options).graph
-        logits = run_tokens(found, family.captured.source, TOKENS)
+        graph = pruned(family, passes=default(), stop_after=stop, **options).graph
+        logits = run_tokens(graph, family.captured.source, TOKENS)
         assert logits.isfinite().all(), stop
         if stop >= max(numbers[last]):
             torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-3, msg=f"cut after #{stop}")

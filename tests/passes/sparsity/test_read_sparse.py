@@ -58,9 +58,9 @@ def optimized(directory: Path, **options: Any) -> tuple[Captured, PipelineResult
 def test_weights_and_logits_are_those_of_the_format(name: str, tmp_path: Path) -> None:
     model, dense = written(tmp_path, *FORMATS[name])
     captured, result = optimized(tmp_path)
-    assert all(torch.equal(captured.source.load(each), tensor) for each, tensor in dense.items())
-    assert {each.tensor for each in result.graph.sparse} == set(dense)
-    assert all(0.4 < each.zeros < 0.6 and each.bits is not None for each in result.graph.sparse)
+    assert all(torch.equal(captured.source.load(tensor_name), tensor) for tensor_name, tensor in dense.items())
+    assert {weight.tensor for weight in result.graph.sparse} == set(dense)
+    assert all(0.4 < weight.zeros < 0.6 and weight.bits is not None for weight in result.graph.sparse)
     got = run_tokens(result.graph, captured.source, TOKENS)
     with torch.inference_mode():
         want = model(torch.tensor([TOKENS])).logits[0]
@@ -76,7 +76,7 @@ def test_reads_marlin_24(bits: int, group: int | None, tmp_path: Path) -> None:
     captured, result = optimized(tmp_path)
     for name, tensor in dense.items():
         torch.testing.assert_close(captured.source.load(name), tensor, rtol=0, atol=0)
-    assert {each.module for each in result.graph.quantized} == {name.removesuffix(".weight") for name in dense}
+    assert {weight.module for weight in result.graph.quantized} == {name.removesuffix(".weight") for name in dense}
 
 
 def spoil(directory: Path, change: Callable[[dict[str, Tensor]], None]) -> None:
@@ -185,7 +185,7 @@ def test_both_names_of_the_settings_are_read(name: str, tmp_path: Path) -> None:
     _settings(tmp_path, quantization_config=None)
     _settings(tmp_path, **{name: config})
     source = open_model(tmp_path).weights
-    assert all(torch.equal(source.load(each), tensor) for each, tensor in dense.items())
+    assert all(torch.equal(source.load(tensor_name), tensor) for tensor_name, tensor in dense.items())
     group = {"targets": ["Linear"], "weights": {"num_bits": 8, "type": "float"}}
     for changed, problem in (
         (config | {"config_groups": {"group_0": group}}, "both sparse-bitmask and quantized"),

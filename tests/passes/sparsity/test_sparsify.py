@@ -36,13 +36,13 @@ DOWN = "model_layers_0_mlp_down_proj_weight"
 
 @pytest.mark.parametrize("ratio", [0.5, 0.7, 0.33])
 def test_magnitude_keeps_the_largest_of_the_matrix(ratio: float) -> None:
-    found = sparse_canonical(f"magnitude:{ratio}").graph
-    before, after = (evaluate(g.weights[DOWN], captured_llama().source) for g in (captured_llama().graph, found))
+    graph = sparse_canonical(f"magnitude:{ratio}").graph
+    before, after = (evaluate(g.weights[DOWN], captured_llama().source) for g in (captured_llama().graph, graph))
     kept = after != 0
     assert int((~kept).sum()) == round(ratio * before.numel())
     assert torch.equal(after[kept], before[kept])
     assert before[kept].abs().min() >= before[~kept].abs().max()
-    record = next(each for each in found.sparse if each.module == "model.layers.0.mlp.down_proj")
+    record = next(weight for weight in graph.sparse if weight.module == "model.layers.0.mlp.down_proj")
     error = float((after - before).square().sum().sqrt() / before.square().sum().sqrt())
     assert record.zeros == pytest.approx(ratio, abs=1e-3) and record.error == pytest.approx(error, rel=1e-4)
 
@@ -80,31 +80,33 @@ def test_the_largest_of_a_matrix_are_those_that_sorting_finds(digits: int) -> No
 )
 def test_what_is_stored_computes_what_the_zeros_do(quantize: str, stored: str) -> None:
     """Merged products are stored as one; the output projection stays dense."""
-    zeros, found = sparse_canonical("magnitude:0.5", quantize), sparse("magnitude:0.5", quantize)
-    torch.testing.assert_close(logits(found.graph), logits(zeros.graph), rtol=1e-4, atol=2e-4)
-    ops = Counter(op_name(n.target) for n in found.graph.graph.nodes if n.op == "call_function")
+    zeros, stored_as = sparse_canonical("magnitude:0.5", quantize), sparse("magnitude:0.5", quantize)
+    torch.testing.assert_close(logits(stored_as.graph), logits(zeros.graph), rtol=1e-4, atol=2e-4)
+    ops = Counter(op_name(n.target) for n in stored_as.graph.graph.nodes if n.op == "call_function")
     assert ops[f"llmc.{stored}"] == 8
-    assert all(each.bits is not None and each.reason is None for each in found.graph.sparse)
-    expanded = expand_sparse(found.graph, lambda storage: "as a test")
-    assert torch.equal(logits(expanded), logits(found.graph))
-    assert {each.reason for each in expanded.sparse} == {"as a test"}
+    assert all(weight.bits is not None and weight.reason is None for weight in stored_as.graph.sparse)
+    expanded = expand_sparse(stored_as.graph, lambda storage: "as a test")
+    assert torch.equal(logits(expanded), logits(stored_as.graph))
+    assert {weight.reason for weight in expanded.sparse} == {"as a test"}
     assert {op_name(n.target) for n in expanded.graph.nodes} & {"llmc.sparse_bitmask", "llmc.sparse_codes"} == set()
 
 
 def test_bits_are_those_of_what_is_stored() -> None:
-    found = sparse("magnitude:0.7").graph
-    stored = [n for n in found.graph.nodes if op_name(n.target) == "llmc.sparse_bitmask"]
+    graph = sparse("magnitude:0.7").graph
+    stored = [n for n in graph.graph.nodes if op_name(n.target) == "llmc.sparse_bitmask"]
     nbytes = sum(part.meta["val"].numel() * part.meta["val"].dtype.itemsize for n in stored for part in n.args[:2])
     elements = sum(n.meta["val"].numel() for n in stored)
-    mean = sum(each.bits * each.rows * each.columns for each in found.sparse if each.bits) / elements
+    mean = sum(weight.bits * weight.rows * weight.columns for weight in graph.sparse if weight.bits) / elements
     assert mean == pytest.approx(8 * nbytes / elements, rel=1e-3) == pytest.approx(32 * 0.3 + 1, rel=1e-2)
 
 
 def test_rules_choose_weights_and_the_head_needs_one() -> None:
-    found = {each.module: each.zeros for each in sparse("magnitude:0.5,o_proj=none,lm_head=magnitude:2:4").graph.sparse}
-    assert found["lm_head"] == 0.5 and not [name for name in found if name.endswith("o_proj")]
+    zeros = {
+        weight.module: weight.zeros for weight in sparse("magnitude:0.5,o_proj=none,lm_head=magnitude:2:4").graph.sparse
+    }
+    assert zeros["lm_head"] == 0.5 and not [name for name in zeros if name.endswith("o_proj")]
     plain = sparse_canonical("magnitude:0.5")
-    assert "lm_head" not in {each.module for each in plain.graph.sparse}
+    assert "lm_head" not in {weight.module for weight in plain.graph.sparse}
     assert any("decides on every token" in r.reason for record in plain.records for r in record.refusals)
 
 
@@ -120,7 +122,7 @@ def test_what_stays_dense_says_why(sparsity: str, quantize: str, reason: str) ->
     result = sparse(sparsity, quantize)
     (record,) = (record for record in result.records if record.name == "store_sparse")
     assert not record.rewrites and all(reason in refusal.reason for refusal in record.refusals)
-    assert all(each.reason is not None and reason in each.reason for each in result.graph.sparse)
+    assert all(weight.reason is not None and reason in weight.reason for weight in result.graph.sparse)
 
 
 def test_each_weight_is_one_numbered_rewrite_and_twice_is_once() -> None:
@@ -147,7 +149,7 @@ def test_a_checkpoints_zeros_are_found(noted: bool) -> None:
         tensors[name][:, ::2] = 1e-3
         tensors[name][0] = 0.0
     result = quantized("", captured=Captured(given.graph, MemorySource(tensors)))
-    assert [each.tensor for each in result.graph.sparse] == ([name] if noted else [])
+    assert [weight.tensor for weight in result.graph.sparse] == ([name] if noted else [])
     assert not noted or result.graph.sparse[0].zeros == 0.5
 
 
@@ -238,4 +240,6 @@ def test_products_of_stored_codes_are_named_where_others_become_sparse(tmp_path:
     assert [weight.module for weight in result.graph.sparse] == ["model.layers.0.mlp.up_proj"]
     [record] = [record for record in result.records if record.name == "sparsify"]
     left = [refusal.reason for refusal in record.refusals]
-    assert left.count("its weight is stored as codes, which stay as they are") == len(result.graph.quantized) - 1  # the embedding is looked up
+    assert (
+        left.count("its weight is stored as codes, which stay as they are") == len(result.graph.quantized) - 1
+    )  # the embedding is looked up

@@ -152,7 +152,7 @@ def test_logits_of_all_tokens_are_refused(tmp_path: Path) -> None:
     medusa_1(file, WIDTH)
     heads = read_medusa(file)
     both = JoinedSource(source, heads.source, PREFIX)
-    others = tuple(each for each in serving() if each.name != "select_logit_rows")
+    others = tuple(pass_ for pass_ in serving() if pass_.name != "select_logit_rows")
     with pytest.raises(PassError, match="need an output projection for the rows asked for") as caught:
         run_pipeline(replace(graph, medusa=heads), (*others, insert_medusa_heads), BuildOptions(), data=ModelData(both))
     assert caught.value.fix is not None

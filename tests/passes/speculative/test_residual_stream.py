@@ -31,4 +31,4 @@ def test_the_last_state(layers: int, ends_in_norm: bool) -> None:
         after = attended(b, states[-1], f"layers.{number}")
         states.append(b.rms_norm(after, f"norms.{number}") if ends_in_norm else after)
     graph, _ = b.finish(states[-1] if ends_in_norm else b.rms_norm(states[-1], "norm"))
-    assert [str(found) for found in hidden_states(graph)] == [state.name for state in states]
+    assert [str(node) for node in hidden_states(graph)] == [state.name for state in states]

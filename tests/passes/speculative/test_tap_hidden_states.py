@@ -37,11 +37,11 @@ def tapped(graph: ModelGraph, passes: tuple[Pass, ...], options: BuildOptions | 
 def hidden(graph: ModelGraph, source: WeightSource) -> Tensor:
     """The side output of a sequence."""
     weights = {node.name: evaluate(graph.weights[node.name], source) for node in graph.weight_nodes()}
-    found = [
+    states = [
         GraphInterpreter(graph.graph).outputs(weights | inputs)[1]
         for inputs in sequence_inputs(graph, IDS, chunk_sizes=[len(IDS)], block_size=16)
     ]
-    return torch.cat(found)
+    return torch.cat(states)
 
 
 @pytest.mark.parametrize("family", quick_sample(FAMILIES, ("llama", "gpt2", "gemma2", "cohere")))
@@ -81,8 +81,8 @@ def test_a_plain_module_has_hidden_states_too() -> None:
     ids = [i % 96 for i in IDS]
     weights = {node.name: evaluate(graph.weights[node.name], captured.source) for node in graph.weight_nodes()}
     (inputs,) = sequence_inputs(graph, ids, chunk_sizes=[len(ids)], block_size=16)
-    found = GraphInterpreter(graph.graph).outputs(weights | inputs)[1]
-    torch.testing.assert_close(found, seen[0][0], rtol=1e-4, atol=1e-4)
+    actual = GraphInterpreter(graph.graph).outputs(weights | inputs)[1]
+    torch.testing.assert_close(actual, seen[0][0], rtol=1e-4, atol=1e-4)
 
 
 def test_all_passes_keep_the_states(captured_family: FamilyCaptures) -> None:
@@ -119,5 +119,5 @@ def test_several_states_become_one_as_the_draft_says(settings: dict[str, Any], t
     captured = capture(model, options)
     taps = hidden(tapped(captured.graph, (*canonical(), tap_hidden_states(layers))), captured.source)
     expected = drafts.combined(load_file(draft / "model.safetensors"), taps, settings)
-    found = hidden(tapped(captured.graph, default(), options), captured.source)
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    actual = hidden(tapped(captured.graph, default(), options), captured.source)
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)

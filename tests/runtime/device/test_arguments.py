@@ -60,8 +60,8 @@ def test_a_step_has_the_calls_of_its_rows_with_grids_that_are_evaluated_once(mon
     empty = replace(call, grid=("T - 20", "R"))
     best = replace(call, wanted=(StepOutput.BEST,))
     monkeypatch.setattr(device_program, "evaluate_grid", evaluated)
-    found = calls_of_step([call, few, many, empty, best], SHAPE.counts(), StepOutput.LOGITS)
-    assert found == [(call, (3, 5, 1)), (many, (3, 5, 1))]
+    calls = calls_of_step([call, few, many, empty, best], SHAPE.counts(), StepOutput.LOGITS)
+    assert calls == [(call, (3, 5, 1)), (many, (3, 5, 1))]
     assert read == ["cdiv(T, 8)", "R", "T - 20", "R"]
 
 

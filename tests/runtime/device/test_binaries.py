@@ -91,8 +91,8 @@ def device(capability: tuple[int, int], name: str = "made up") -> Device:
 def test_the_engines_own_binaries_come_first(tmp_path: Path) -> None:
     engine = made_up_engine(tmp_path / "e", "sm_80", "sm_90")
     told: list[str] = []
-    found = binaries_for(engine, device((8, 6)), told.append)
-    assert (found.arch, found.directory, told) == ("sm_80", engine.path, [])
+    binaries = binaries_for(engine, device((8, 6)), told.append)
+    assert (binaries.arch, binaries.directory, told) == ("sm_80", engine.path, [])
 
 
 @pytest.mark.parametrize(

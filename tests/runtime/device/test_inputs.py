@@ -25,8 +25,8 @@ def test_packed_inputs_are_read_back_at_their_offsets() -> None:
         assert offset % ALIGNMENT == 0
         if name in {**dict(step.arrays()), **vars(choices)}:
             values = getattr(choices if hasattr(choices, name) else step, name)
-            found = memory[offset : offset + values.nbytes].view(values.dtype).reshape(values.shape)
-            np.testing.assert_array_equal(found, values)
+            array = memory[offset : offset + values.nbytes].view(values.dtype).reshape(values.shape)
+            np.testing.assert_array_equal(array, values)
 
 
 @pytest.mark.parametrize(("tokens", "columns"), [(16 * 64, 64), (16 * 64 + 1, 128), (16 * 128, 128)])

@@ -59,8 +59,8 @@ def test_snapshots_of_states_have_slots_before_that_for_padding() -> None:
     assert memory.states == (memory.slots + 1) * memory.state
     assert plan_device_memory(recurrent, 80 * GB, None, state_cache_bytes=7 * 16_000 + 1).snapshots == 7
     # Where little is left they take a tenth of it, and the cache of keys and values still holds a sequence.
-    one = memory_of_blocks(recurrent, PER_SEQUENCE)
-    tight = plan_device_memory(recurrent, RESERVED_BYTES + one.fixed + one.cache + 30 * 16_000, None)
+    of_blocks = memory_of_blocks(recurrent, PER_SEQUENCE)
+    tight = plan_device_memory(recurrent, RESERVED_BYTES + of_blocks.fixed + of_blocks.cache + 30 * 16_000, None)
     assert (tight.snapshots, tight.blocks >= PER_SEQUENCE) == (3, True)
     with pytest.raises(OptionError, match=r"states 80\.\d+ GB \(5000000 snapshots among them\)") as error:
         plan_device_memory(recurrent, 80 * GB, None, state_cache_bytes=80 * GB)

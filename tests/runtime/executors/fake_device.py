@@ -133,7 +133,7 @@ class FakeGraph:
         self._driver = driver
 
     def replay(self) -> None:
-        self._driver.replay(lambda: [each() for each in self.work])
+        self._driver.replay(lambda: [call() for call in self.work])
 
 
 class FakeEvent:

@@ -63,8 +63,8 @@ def test_forks_read_their_own_copies(path: Path, batch: list[list[int]], pool: i
             assert len({choice.token_ids for choice in completion.choices}) > 1
             for choice in completion.choices:
                 assert choice.logprobs is not None
-                found = [each.top[0][0] for each in choice.logprobs]
-                assert found == [next_token([*prompt, *choice.token_ids[:i]]) for i in range(len(found))]
+                likeliest = [logprob.top[0][0] for logprob in choice.logprobs]
+                assert likeliest == [next_token([*prompt, *choice.token_ids[:i]]) for i in range(len(likeliest))]
         assert engine.loop.pool.used == 0
 
 

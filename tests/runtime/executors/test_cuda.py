@@ -105,17 +105,17 @@ def test_steps_that_are_queued_ahead_give_the_same_tokens(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, params: llmc.SamplingParams
 ) -> None:
     """In the filtered case the host draws, because many tokens remain; it does so after the next step is queued."""
-    path, found = tmp_path / "bard.llmc", []
+    path, answers = tmp_path / "bard.llmc", []
     build(MODEL, path, target="auto", dtype="float32", max_model_len=160)
     for value in ("0", "1"):
         monkeypatch.setenv("LLMC_RUN_AHEAD", value)
         settings.cache_clear()
         with llmc.load(path) as engine:
             assert (engine.loop._ahead is not None) == (value == "1")
-            found.append([each.token_ids for each in engine.generate(PROMPTS, params)])
-            found.append([each.token_ids for each in engine.generate(PROMPTS[:1], params)])
+            answers.append([completion.token_ids for completion in engine.generate(PROMPTS, params)])
+            answers.append([completion.token_ids for completion in engine.generate(PROMPTS[:1], params)])
     settings.cache_clear()
-    assert found[:2] == found[2:]
+    assert answers[:2] == answers[2:]
 
 
 @pytest.mark.gpu

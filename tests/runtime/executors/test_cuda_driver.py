@@ -142,8 +142,8 @@ def lowered() -> tuple[Program, dict[str, str]]:
     h = b.call(ops.fused_linear.default, y, b.weight("down", 128, 128), None, x, "identity", 0.5)
     rows = b.call(ops.select_rows.default, h, b.inputs["logit_rows"])
     graph, _ = b.finish(b.call(ops.lm_head.default, rows, b.weight("head", 64, 128)))
-    found = lower_device(graph, gpu_target("h100"), BuildOptions())
-    return found.program, found.sources
+    device_lowered = lower_device(graph, gpu_target("h100"), BuildOptions())
+    return device_lowered.program, device_lowered.sources
 
 
 WANTED = ("persistent_kernel", "norm_kernel", "gemv_kernel")
@@ -168,15 +168,15 @@ def compiled(
     for file, text in lowered[1].items():
         (folder / file).parent.mkdir(exist_ok=True)
         (folder / file).write_text(text, encoding="utf-8")
-    found: dict[str, Compiled] = {}
+    by_function: dict[str, Compiled] = {}
     workers = compiler.workers()
     for kernel in lowered[0].kernels:
-        if kernel.function in WANTED and kernel.function not in found:
+        if kernel.function in WANTED and kernel.function not in by_function:
             built = workers.compile(kernel, gpu_target("h100"), folder)
             ptx = built.assembly.read_text(encoding="utf-8")
             tried = workers.compile_usable((kernel, replace(kernel, num_warps=3)), gpu_target("h100"), folder)
-            found[kernel.function] = Compiled(kernel, built, ptx, tried)
-    return found
+            by_function[kernel.function] = Compiled(kernel, built, ptx, tried)
+    return by_function
 
 
 def entry_widths(ptx: str) -> list[int]:
@@ -187,19 +187,19 @@ def entry_widths(ptx: str) -> list[int]:
 
 def test_what_is_packed_is_what_the_compiled_kernel_takes(compiled: dict[str, Compiled]) -> None:
     assert set(compiled) == set(WANTED)
-    for each in compiled.values():
-        binary, parameters = each.built.binary, each.kernel.parameters
+    for result in compiled.values():
+        binary, parameters = result.built.binary, result.kernel.parameters
         expected = [8 if p.type.startswith("*") else {"i32": 4, "i64": 8, "fp32": 4}[p.type] for p in parameters]
-        assert entry_widths(each.ptx) == expected + [8] * binary.extra_pointers, each.kernel.function
+        assert entry_widths(result.ptx) == expected + [8] * binary.extra_pointers, result.kernel.function
         # The scratch memory is the first that Triton adds, and only descriptors need it.
-        assert bool(binary.scratch_bytes) == (each.kernel.function == "persistent_kernel")
+        assert bool(binary.scratch_bytes) == (result.kernel.function == "persistent_kernel")
         assert binary.extra_pointers >= 1 or not binary.scratch_bytes
 
 
 def test_what_does_not_compile_is_left_out_of_tuning(compiled: dict[str, Compiled]) -> None:
-    for each in compiled.values():
-        good, bad = each.usable
-        assert good == replace(each.kernel, binaries={"sm_90": each.built.binary})
+    for result in compiled.values():
+        good, bad = result.usable
+        assert good == replace(result.kernel, binaries={"sm_90": result.built.binary})
         assert bad is None
 
 
@@ -211,8 +211,8 @@ def test_a_compiled_kernel_is_launched_with_its_arguments(
     compiled: dict[str, Compiled],
 ) -> None:
     """From a program's launch to the bytes that the driver reads, for a kernel with descriptors in scratch memory."""
-    found = compiled["persistent_kernel"]
-    kernel, built, ptx = found.kernel, found.built, found.ptx
+    persistent = compiled["persistent_kernel"]
+    kernel, built, ptx = persistent.kernel, persistent.built, persistent.ptx
     program = replace(with_every_buffer(lowered[0]), launches=launches_of(lowered[0], kernel))
     call = plan_calls(program)[0]
     bases = {"arena": 1 << 44, "weight": 2 << 44, "output": 3 << 44, "input": 4 << 44}

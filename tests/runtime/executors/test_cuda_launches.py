@@ -62,15 +62,15 @@ def expected(
     executor: CudaExecutor, program: Program, shape: StepShape, wanted: StepOutput, sides: tuple[str, ...] = ()
 ) -> list[Recorded]:
     """What each launch of a step should be, computed one by one."""
-    found = []
+    launches = []
     for call, grid in calls_of_step(plan_calls(program), shape.counts(), wanted, sides):
         if not call.kernel.is_library:
             binary = call.kernel.binaries[ARCH]
             scratch = executor._scratch_address(scratch_bytes(binary, grid), binary.scratch_alignment)
             extra = extra_pointers(binary, scratch)
             values = argument_values(call, shape, executor._address_in(shape), extra)
-            found.append(Recorded(binary.file, grid, STREAM, tuple(values)))
-    return found
+            launches.append(Recorded(binary.file, grid, STREAM, tuple(values)))
+    return launches
 
 
 SHAPES = [(1, 1, 1, 64), (4, 1, 1, 16), (8, 8, 8, 64), (40, 3, 2, 16), (129, 1, 1, 16), (512, 16, 16, 16)]

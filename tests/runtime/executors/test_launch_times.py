@@ -51,5 +51,7 @@ def test_a_library_without_clocks_says_so(tmp_path: Path) -> None:
 
 
 def one_token() -> Step:
-    one = np.zeros(1, np.int32)
-    return Step(one, one, one, np.asarray([0, 1], np.int32), one + 1, one.reshape(1, 1), one, np.zeros(1, np.int64))
+    ones = np.zeros(1, np.int32)
+    return Step(
+        ones, ones, ones, np.asarray([0, 1], np.int32), ones + 1, ones.reshape(1, 1), ones, np.zeros(1, np.int64)
+    )

@@ -17,8 +17,8 @@ from tests.quick_sample import quick_sample
 def logprobs(engine: Engine, prompts: list[list[int]]) -> list[object]:
     params = llmc.SamplingParams(max_tokens=5, logprobs=3, prompt_logprobs=1)
     return [
-        [(p.logprob.hex(), p.top) for p in found.choices[0].logprobs or ()]
-        for found in engine.generate(prompts, params)
+        [(p.logprob.hex(), p.top) for p in completion.choices[0].logprobs or ()]
+        for completion in engine.generate(prompts, params)
     ]
 
 
@@ -53,19 +53,21 @@ def test_a_token_stands_where_its_position_puts_it() -> None:
         assert (tile.step.positions[rows] % TILE == rows).all()
         assert tile.step.query_starts.tolist() == [*rows, rows[-1] + 1]
         assert (tile.step.context_lens == tile.step.positions[rows] + 1).all()
-    found = np.concatenate([tile.step.input_ids[tile.step.slot_mapping != 999] for tile in tiles])
-    assert found.tolist() == step.input_ids.tolist()
+    ids = np.concatenate([tile.step.input_ids[tile.step.slot_mapping != 999] for tile in tiles])
+    assert ids.tolist() == step.input_ids.tolist()
 
 
 @pytest.mark.parametrize("ranks", quick_sample([2, 3], [3]))
 def test_ranks_in_one_process(ranks: int) -> None:
     """Also where blocks are copied, on every rank, and rows moved."""
     module, prompts = sdpa_decoder(), [[1, 2, 3, 4, 5], [7, 8], [3] * 20]
-    found = []
+    outcomes = []
     for count in (1, ranks):
         with llmc.compile(module, target="reference", max_batch_tokens=48, tensor_parallel_size=count) as engine:
             sampling = llmc.SamplingParams(max_tokens=6, temperature=0.8, seed=3, n=2)
-            found.append((engine.generate(prompts, sampling), engine.logits(prompts[0])))
-    (alone, expected), (together, logits) = found
-    assert [c.token_ids for each in together for c in each.choices] == [c.token_ids for e in alone for c in e.choices]
+            outcomes.append((engine.generate(prompts, sampling), engine.logits(prompts[0])))
+    (alone, expected), (together, logits) = outcomes
+    assert [c.token_ids for completion in together for c in completion.choices] == [
+        c.token_ids for e in alone for c in e.choices
+    ]
     np.testing.assert_allclose(logits, expected, rtol=0, atol=1e-5)

@@ -53,10 +53,10 @@ def test_rows_move_exactly_in_every_format(format: str | None, block_size: int) 
     order = torch.randperm(count, generator=generator)
     sources, destinations = order[: count // 2], order.roll(1)[: count // 2]
     as_bytes = [held.view(torch.uint8).reshape(-1) for held in memories]
-    arrays = [each.numpy().copy() for each in as_bytes]
+    arrays = [byte.numpy().copy() for byte in as_bytes]
     move_slots(slot_views(program, arrays), sources.numpy(), destinations.numpy())
     move_slots(slot_views(program, as_bytes), sources, destinations)
-    assert all((array == each.numpy()).all() for array, each in zip(arrays, as_bytes, strict=True))
+    assert all((array == tensor.numpy()).all() for array, tensor in zip(arrays, as_bytes, strict=True))
     for held, old, channels in zip(memories, before, (32, 16), strict=True):
         expected = old.clone()
         expected[destinations] = old[sources]

@@ -46,8 +46,8 @@ def test_outputs_follow_their_grammar(speaking: Engine) -> None:
     ]
     for seed in range(3):
         params = [SamplingParams(max_tokens=30, temperature=1.0, seed=seed, grammar=grammar) for grammar, _ in cases]
-        found = speaking.generate(["Once"] * len(cases), params)
-        for completion, (_, pattern) in zip(found, cases, strict=True):
+        completions = speaking.generate(["Once"] * len(cases), params)
+        for completion, (_, pattern) in zip(completions, cases, strict=True):
             assert completion.finish_reason == "stop"
             assert re.fullmatch(pattern, completion.text), completion.text
     (several,) = speaking.generate("Once", replace(params[0], n=3))
@@ -137,9 +137,9 @@ def test_many_bombs_at_once_are_all_refused(speaking: Engine) -> None:
     with compiler.threads() as threads:
         begin = time.monotonic()
         refused = [threads.submit(compiler.compile, bomb, begin) for bomb in [*bombs, *bombs]]
-        for each in refused:
+        for future in refused:
             with pytest.raises(RequestError, match="did not finish within 1 seconds"):
-                each.result()
+                future.result()
         good = threads.submit(compiler.compile, Grammar(GrammarKind.CHOICE, '["yes", "no"]'), begin + 600)
         assert good.result()(1)[0].allowed().any()
     with pytest.raises(RequestError, match="did not finish"):

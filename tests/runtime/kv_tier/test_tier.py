@@ -38,14 +38,14 @@ def content(number: int, group: int = 0) -> Bytes:
 
 
 def put(tier: Tier, number: int, group: int = 0) -> bool:
-    found = content(number, group)
-    return tier.put(key(number, group), lambda: found)
+    block = content(number, group)
+    return tier.put(key(number, group), lambda: block)
 
 
 def got(tier: Tier, *keys: BlockKey) -> list[Bytes | None]:
     fetch = tier.fetch(keys)
     assert fetch.wait(60.0)
-    return [fetch.found.get(each) for each in keys]
+    return [fetch.found.get(block_key) for block_key in keys]
 
 
 def is_content(found: Bytes | None, number: int, group: int = 0) -> bool:
@@ -87,8 +87,8 @@ def test_the_block_used_longest_ago_goes_first(store: BlockStore) -> None:
     assert put(tier, 3)
     assert [tier.holds(key(number)) for number in range(4)] == [True, False, True, True]
     assert tier.stats(0, 0).bytes <= room(store, 3)
-    found = got(tier, *map(key, range(4)))
-    assert found[1] is None and all(is_content(found[number], number) for number in (0, 2, 3))
+    blocks = got(tier, *map(key, range(4)))
+    assert blocks[1] is None and all(is_content(blocks[number], number) for number in (0, 2, 3))
     tier.close()
 
 
@@ -137,7 +137,7 @@ def test_prefixes_are_found_by_the_next_process(tmp_path: Path) -> None:
     assert tier.put(private(9), lambda: mine, pinned=True)
     tier.close()
     again = Tier(in_files(tmp_path), room(store, 8), SIZES)
-    assert all(is_content(found, n, n % 2) for n, found in enumerate(got(again, *(key(n, n % 2) for n in range(6)))))
+    assert all(is_content(block, n, n % 2) for n, block in enumerate(got(again, *(key(n, n % 2) for n in range(6)))))
     assert got(again, private(9)) == [None], "nobody can ask for it any more"
     again.close()
     with_less = Tier(in_files(tmp_path), room(store, 2), SIZES)
@@ -191,8 +191,8 @@ def test_a_damaged_file_is_told_and_is_a_miss(damage: Callable[[Path], None], tm
     assert put(tier, 0) and put(tier, 1)
     tier.settle()
     damage(store._path(key(0)))
-    found = got(tier, key(0), key(1))
-    assert found[0] is None and is_content(found[1], 1)
+    blocks = got(tier, key(0), key(1))
+    assert blocks[0] is None and is_content(blocks[1], 1)
     assert str(tmp_path) in "".join(told) and not tier.holds(key(0))
     assert put(tier, 0) and is_content(got(tier, key(0))[0], 0), "it may come again"
     tier.close()
@@ -278,10 +278,10 @@ def swap_randomly(tier: Tier, count: int, damage: Callable[[BlockKey], None] | N
             damaged.discard(key(number, group))
         elif action < 0.85:
             names = [key(chooser.randrange(60), group) for _ in range(4)]
-            for each, found in zip(names, got(tier, *names), strict=True):
-                asked += found is not None
-                number = next(n for n in range(60) if key(n, group) == each)
-                assert found is None or is_content(found, number, group)
+            for name, block in zip(names, got(tier, *names), strict=True):
+                asked += block is not None
+                number = next(n for n in range(60) if key(n, group) == name)
+                assert block is None or is_content(block, number, group)
         elif action < 0.93:
             own, mine = private(turn), content(number)
             if tier.put(own, lambda mine=mine: mine, pinned=True):  # type: ignore[misc]

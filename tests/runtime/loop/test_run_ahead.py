@@ -49,16 +49,16 @@ class Asked:
         ending = Ending(self.ends, frozenset(), min(LIMITS.max_model_len, len(self.prompt) + self.output))
         deadline = time.monotonic() - 1 if self.expires else None
         origin = Origin(salt=b"" if self.shares else None, deadline=deadline)
-        found: list[Generation] = []
+        generations: list[Generation] = []
         for index in reversed(range(self.choices)):
             sampler = Sampler(params, np.array(self.prompt), VOCABULARY, np.zeros(0, np.int64), choice=index)
-            siblings = tuple(reversed(found)) if index == 0 else ()
-            found.append(
+            siblings = tuple(reversed(generations)) if index == 0 else ()
+            generations.append(
                 Generation(
                     self.prompt, sampler, ending, origin=origin, index=index, siblings=siblings, logprobs=self.logprobs
                 )
             )
-        return found[::-1]
+        return generations[::-1]
 
 
 def loop_of(model: DeferredModel, *, runs_ahead: bool = True) -> StepLoop:
@@ -79,7 +79,9 @@ def model_of(blocks: int, *, odd: bool = False, window: int = 0) -> DeferredMode
 
 
 def answers(sequences: Sequence[Generation]) -> list[tuple[Any, ...]]:
-    return [(each.output, each.finish_reason, each.error and each.error.problem) for each in sequences]
+    return [
+        (sequence.output, sequence.finish_reason, sequence.error and sequence.error.problem) for sequence in sequences
+    ]
 
 
 def alone(asked: Asked, odd: bool, window: int = 0) -> list[Generation]:
@@ -93,10 +95,10 @@ def alone(asked: Asked, odd: bool, window: int = 0) -> list[Generation]:
 
 
 def started(model: DeferredModel, *requests: Asked) -> tuple[StepLoop, list[Generation]]:
-    loop, found = loop_of(model), [each.sequences()[0] for each in requests]
-    for request in found:
+    loop, started_ones = loop_of(model), [asking.sequences()[0] for asking in requests]
+    for request in started_ones:
         loop.add(request)
-    return loop, found
+    return loop, started_ones
 
 
 def test_the_next_step_is_queued_before_the_tokens_of_the_last_are_read() -> None:
@@ -140,8 +142,8 @@ def test_waiting_requests_without_a_seat_do_not_stop_it() -> None:
     assert model.log.count("fed") >= 8
     while not loop.scheduler.idle:
         loop.step()
-    for request, each in zip(requests, asked, strict=True):
-        assert answers([request]) == answers(alone(each, False))
+    for request, question in zip(requests, asked, strict=True):
+        assert answers([request]) == answers(alone(question, False))
 
 
 def test_a_full_pool_stops_it_and_nothing_is_lost() -> None:
@@ -151,8 +153,8 @@ def test_a_full_pool_stops_it_and_nothing_is_lost() -> None:
     while not loop.scheduler.idle:
         loop.step()
     assert loop.scheduler.preemptions and "fed" in model.log
-    for request, each in zip(requests, asked, strict=True):
-        assert answers([request]) == answers(alone(each, False))
+    for request, question in zip(requests, asked, strict=True):
+        assert answers([request]) == answers(alone(question, False))
     assert loop.pool.used == 0
 
 
@@ -202,8 +204,8 @@ def test_requests_that_show_their_logits_are_not_queued() -> None:
     while not loop.scheduler.idle:
         loop.step()
     assert not {"fed", "queue"} & set(model.log)
-    for request, each in zip(requests, asked, strict=True):
-        assert answers([request]) == answers(alone(each, False))
+    for request, question in zip(requests, asked, strict=True):
+        assert answers([request]) == answers(alone(question, False))
 
 
 @pytest.mark.parametrize("error", [RuntimeError("the device is gone"), KeyboardInterrupt()])
@@ -220,8 +222,8 @@ def test_a_failed_step_is_computed_again(error: BaseException, call: int) -> Non
             failures += 1
             assert loop.recover()
     assert failures == 1
-    for request, each in zip(requests, asked, strict=True):
-        assert answers([request]) == answers(alone(each, False))
+    for request, question in zip(requests, asked, strict=True):
+        assert answers([request]) == answers(alone(question, False))
 
 
 ASKED = st.builds(
@@ -281,7 +283,7 @@ def check_answers(events: list[Any], blocks: int, odd: bool, window: int) -> Non
     for index, (asked, sequences) in enumerate(served):
         expected = alone(asked, odd, window)
         # Choices end when one of them fails, wherever the others are.
-        fails = asked.choices > 1 and any(each.error for each in (*expected, *sequences))
+        fails = asked.choices > 1 and any(sequence.error for sequence in (*expected, *sequences))
         for own, other in zip(sequences, expected, strict=True):
             if index in dropped or own.finish_reason == "deadline" or fails:
                 count = min(len(own.output), len(other.output)) if fails else len(own.output)

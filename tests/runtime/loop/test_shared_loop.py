@@ -92,7 +92,7 @@ def ask_from_threads(path: Path, shared: Engine, each: int) -> None:
         return [i for i in chosen if asked[i][0](shared, *asked[i][1:]) != wanted[i]]
 
     with ThreadPoolExecutor(THREADS) as pool:
-        wrong = [index for found in pool.map(client, range(THREADS)) for index in found]
+        wrong = [index for indices in pool.map(client, range(THREADS)) for index in indices]
     assert [asked[index] for index in wrong] == []
     assert shared.loop.scheduler.idle and shared.loop.pool.used == 0
 

@@ -26,18 +26,18 @@ class Fives(Checksums):
 
 def called(run: Callable[[], Any]) -> tuple[Any, list[str]]:
     """The result, and the file of each Python function that was called for it, or "" for one of C."""
-    found: list[str] = []
+    files: list[str] = []
 
     def note(frame: FrameType, event: str, argument: Any) -> None:
         if event in ("call", "c_call"):
-            found.append(frame.f_code.co_filename if event == "call" else "")
+            files.append(frame.f_code.co_filename if event == "call" else "")
 
     sys.setprofile(note)
     try:
         result = run()
     finally:
         sys.setprofile(None)
-    return result, found
+    return result, files
 
 
 def never(sources: Ints, destinations: Ints, group: int) -> None:

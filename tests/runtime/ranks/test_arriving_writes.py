@@ -43,14 +43,14 @@ def answers(ranks: int, seen: Callable[[int, int, Tensor], Tensor], hangs: int |
             barrier.wait()
             return every
 
-        words = [each if other == rank else seen(rank, other, each) for other, each in enumerate(memory)]
+        words = [tensor if other == rank else seen(rank, other, tensor) for other, tensor in enumerate(memory)]
         return writes_arrive(words, rank, Done(rank != hangs), all_say)
 
     with ThreadPoolExecutor(ranks) as pool:
-        found = list(pool.map(answer, range(ranks)))
-    if all(found):
-        assert not any(each.any() for each in memory), "the words are used later"
-    return found
+        outcomes = list(pool.map(answer, range(ranks)))
+    if all(outcomes):
+        assert not any(tensor.any() for tensor in memory), "the words are used later"
+    return outcomes
 
 
 @pytest.mark.parametrize("ranks", [2, 8])

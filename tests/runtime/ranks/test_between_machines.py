@@ -159,10 +159,10 @@ def test_a_draft_of_one_rank_runs_beside_the_first(alone: Engine, of_ranks: NewE
     expected = [c.token_ids for c in alone.generate(PROMPTS, sampling)]
     with other_rank(path, variables(1, 2, first), speculation=drafts) as other:
         with load(path, threads=1, speculation=drafts) as engine:
-            found = engine.generate(PROMPTS, sampling)
+            completions = engine.generate(PROMPTS, sampling)
             assert engine.loop.speculation is not None
         assert other.wait() == 0
-    assert [c.token_ids for c in found] == expected
+    assert [c.token_ids for c in completions] == expected
 
 
 def test_replicas_are_not_launched(first: int) -> None:

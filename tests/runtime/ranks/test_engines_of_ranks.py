@@ -72,7 +72,7 @@ def test_sparse_weights_are_cut_after_their_zeros_were_chosen(quantize: str, tmp
     alone, together = (built(model, tmp_path / f"{n}.llmc", n, **options) for n in (1, 2))
     masked = [slot.layout.is_sparse for slot in read_engine(together).program.weights]
     assert any(masked) or not host_target().has("avx512_vbmi2")
-    zeros = [[each.zeros for each in read_sparsity(read_engine(path).files)] for path in (alone, together)]
+    zeros = [[weight.zeros for weight in read_sparsity(read_engine(path).files)] for path in (alone, together)]
     assert zeros[0] == zeros[1]
     assert tokens(together, prompts, GREEDY) == tokens(alone, prompts, GREEDY)
 
@@ -88,7 +88,7 @@ def test_what_pruning_left_is_cut(tmp_path: Path) -> None:
     assert tokens(together, [prompt, prompt[:7]], GREEDY) == expected
     with load(together, threads=1) as engine:
         again = [engine.generate([prompt], GREEDY)[0] for _ in range(2)]
-    assert [each.token_ids for each in again] == [expected[0]] * 2
+    assert [completion.token_ids for completion in again] == [expected[0]] * 2
     assert again[0].cached_tokens == 0 and again[1].cached_tokens >= 32
 
 
@@ -103,7 +103,9 @@ def test_each_rank_has_some_of_the_experts_or_of_their_channels(family: str, ran
     for some in (False, True):
         path = built(model, tmp_path / f"{some}.llmc", ranks, enable_expert_parallel=some)
         assert tokens(path, prompts, GREEDY) == expected
-        whole, own = (sum(slot.nbytes for slot in read_engine(each).program.weights) for each in (alone, path))
+        whole, own = (
+            sum(slot.nbytes for slot in read_engine(engine_path).program.weights) for engine_path in (alone, path)
+        )
         assert own < 0.7 * whole
 
 
@@ -127,11 +129,11 @@ def test_codes_in_the_files_are_parts_of_one_ranks(scheme: str, tmp_path: Path) 
         (axis,) = (i for i, size in enumerate(whole[name].shape) if parts[0][name].shape[i] != size)
         sizes = next((sizes for kind, sizes in MERGED.items() if kind in name), (whole[name].shape[axis],))
         own = [part[name].chunk(len(sizes), axis) for part in parts]
-        for expected, *found in zip(whole[name].split(sizes, axis), *own, strict=True):
-            if expected.shape == found[0].shape:
-                assert all(same_bytes(each, expected) for each in found), name
+        for expected, *shards in zip(whole[name].split(sizes, axis), *own, strict=True):
+            if expected.shape == shards[0].shape:
+                assert all(same_bytes(part, expected) for part in shards), name
             else:
-                assert same_bytes(torch.cat([without_padding(each, axis) for each in found], axis), expected), name
+                assert same_bytes(torch.cat([without_padding(part, axis) for part in shards], axis), expected), name
 
 
 # Products of one input are one: the rows of each, of which each rank has its part, as much of one as of the other. The
@@ -141,12 +143,12 @@ MERGED = {"gate_up": (384, 384), "q_k_v": (128, 64, 64)}
 
 def weights(engine: Path, ranks: int) -> list[dict[str, torch.Tensor]]:
     """Each rank's, as their files hold them."""
-    found: list[dict[str, torch.Tensor]] = []
+    by_rank: list[dict[str, torch.Tensor]] = []
     for rank in range(ranks):
-        found.append({})
+        by_rank.append({})
         for file in engine.glob(f"weights/rank{rank}-*"):
-            found[rank].update(load_file(file))
-    return found
+            by_rank[rank].update(load_file(file))
+    return by_rank
 
 
 def without_padding(weight: torch.Tensor, axis: int) -> torch.Tensor:

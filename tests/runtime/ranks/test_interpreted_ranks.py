@@ -47,9 +47,11 @@ def test_kernels_of_two_processes_compute_the_graph(length: int, executor: Execu
     """Few rows out of each other's memory; 140, which are more than an H100 has processors, by the library."""
     prompt, greedy = tiny_tokens(length), SamplingParams(max_tokens=2, temperature=0.0, logprobs=1)
     with load(path, executor="reference") as reference, load(path, executor=executor) as engine:
-        (expected,), (found,) = (each.generate([prompt], greedy) for each in (reference, engine))
-    assert found.token_ids == expected.token_ids
-    theirs, ours = ([token.logprob for token in each.choices[0].logprobs or ()] for each in (expected, found))
+        (expected,), (actual,) = (opened.generate([prompt], greedy) for opened in (reference, engine))
+    assert actual.token_ids == expected.token_ids
+    theirs, ours = (
+        [token.logprob for token in completion.choices[0].logprobs or ()] for completion in (expected, actual)
+    )
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-4)
 
 
@@ -63,9 +65,11 @@ def test_ranks_norm_a_share_of_many_rows_each(executor: ExecutorName, tmp_path: 
     assert sum(launch.family == "sum_shares_kernel" for launch in launches) >= 6
     prompt, greedy = tiny_tokens(140), SamplingParams(max_tokens=2, temperature=0.0, logprobs=1)
     with load(engine, executor="reference") as reference, load(engine, executor=executor) as ranks:
-        (expected,), (found,) = (each.generate([prompt], greedy) for each in (reference, ranks))
-    assert found.token_ids == expected.token_ids
-    theirs, ours = ([token.logprob for token in each.choices[0].logprobs or ()] for each in (expected, found))
+        (expected,), (actual,) = (opened.generate([prompt], greedy) for opened in (reference, ranks))
+    assert actual.token_ids == expected.token_ids
+    theirs, ours = (
+        [token.logprob for token in completion.choices[0].logprobs or ()] for completion in (expected, actual)
+    )
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-4)
 
 
@@ -78,7 +82,9 @@ def test_an_engine_of_eight_ranks_is_built_without_a_gpu(tmp_path: Path) -> None
     engine = build(checkpoint, tmp_path / "engine.llmc", target="h100", tensor_parallel_size=8, **limits).path
     directory = read_engine(engine, check_machine=False)
     kernels = directory.program.launched_kernels()
-    assert {"reduce_rows_kernel", "sum_shares_kernel", "gather_channels_kernel"} <= {each.function for each in kernels}
+    assert {"reduce_rows_kernel", "sum_shares_kernel", "gather_channels_kernel"} <= {
+        launched.function for launched in kernels
+    }
     for kernel in kernels:
         assert (engine / kernel.binaries["sm_90"].file).read_bytes().startswith(b"\x7fELF")
     assert directory.program.ranks == 8

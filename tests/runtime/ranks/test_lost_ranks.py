@@ -70,19 +70,19 @@ def until(condition: Callable[[], Any]) -> None:
 @often
 def test_killed_at_start(path: Path, attempt: int) -> None:
     """As soon as its process is there."""
-    before, found = children(), []
+    before, killed = children(), []
 
     def kill() -> None:
         until(lambda: children() - before)
-        found.append(min(children() - before))
-        os.kill(found[0], signal.SIGKILL)
+        killed.append(min(children() - before))
+        os.kill(killed[0], signal.SIGKILL)
 
     killer = threading.Thread(target=kill)
     killer.start()
     with pytest.raises(RankError) as caught:
         load(path, threads=1)
     killer.join()
-    assert f"(process {found[0]}) was killed by signal 9 before it was ready" in caught.value.problem
+    assert f"(process {killed[0]}) was killed by signal 9 before it was ready" in caught.value.problem
 
 
 @often

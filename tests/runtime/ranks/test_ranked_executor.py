@@ -26,8 +26,8 @@ def path(request: pytest.FixtureRequest, of_ranks: NewEngine) -> Path:
 def test_logits_and_greedy_tokens_are_those_of_one_rank(alone: Engine, path: Path) -> None:
     with load(path, threads=1) as engine:
         for prompt in PROMPTS:
-            expected, found = alone.logits(prompt), engine.logits(prompt)
-            assert float(np.abs(found - expected).max()) <= 1e-4 * float(np.ptp(expected))
+            expected, actual = alone.logits(prompt), engine.logits(prompt)
+            assert float(np.abs(actual - expected).max()) <= 1e-4 * float(np.ptp(expected))
         sampling = SamplingParams(max_tokens=48, temperature=0.0)
         expected_tokens = [c.token_ids for c in alone.generate(PROMPTS, sampling)]
         assert [c.token_ids for c in engine.generate(PROMPTS, sampling)] == expected_tokens

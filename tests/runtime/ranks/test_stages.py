@@ -61,9 +61,9 @@ def cases() -> list[Any]:
     quick = (("qwen3", (2, 2)),)
     more = [(family, sizes) for family in ("llama", "gemma2", "phi3", "gpt2") for sizes in ((1, 2), (2, 2))]
     more.append(("llama", (1, 3)))
-    found = [pytest.param(each, id=f"{each[0]}-{each[1]}") for each in quick]
-    slow = [each for each in more if each not in quick]
-    return found + [pytest.param(each, id=f"{each[0]}-{each[1]}", marks=pytest.mark.slow) for each in slow]
+    params = [pytest.param(param, id=f"{param[0]}-{param[1]}") for param in quick]
+    slow = [param for param in more if param not in quick]
+    return params + [pytest.param(param, id=f"{param[0]}-{param[1]}", marks=pytest.mark.slow) for param in slow]
 
 
 @pytest.fixture(scope="module", params=cases())
@@ -97,9 +97,9 @@ def children() -> set[int]:
 def test_logits_are_those_of_one_process(case: Case, alone: Engine, staged: Engine) -> None:
     """Bit for bit where only layers are cut."""
     for prompt in PROMPTS:
-        expected, found = alone.logits(prompt), staged.logits(prompt)
-        assert float(np.abs(found - expected).max()) <= 1e-4 * float(np.ptp(expected))
-        assert case.sizes[0] > 1 or np.array_equal(found, expected)
+        expected, actual = alone.logits(prompt), staged.logits(prompt)
+        assert float(np.abs(actual - expected).max()) <= 1e-4 * float(np.ptp(expected))
+        assert case.sizes[0] > 1 or np.array_equal(actual, expected)
 
 
 def test_greedy_tokens_are_the_models(case: Case, staged: Engine) -> None:
@@ -119,11 +119,11 @@ def test_forks_and_bits_among_neighbours(staged: Engine) -> None:
 
 def test_prompt_logprobs(case: Case, alone: Engine, staged: Engine) -> None:
     sampling = SamplingParams(max_tokens=3, temperature=0.0, prompt_logprobs=2, logprobs=2)
-    expected, found = (engine.generate([PROMPTS[1]], sampling)[0] for engine in (alone, staged))
-    assert found.token_ids == expected.token_ids
-    assert found.prompt_logprobs and expected.prompt_logprobs
-    assert len(found.prompt_logprobs) == len(expected.prompt_logprobs)
-    assert case.sizes[0] > 1 or found == expected
+    expected, actual = (engine.generate([PROMPTS[1]], sampling)[0] for engine in (alone, staged))
+    assert actual.token_ids == expected.token_ids
+    assert actual.prompt_logprobs and expected.prompt_logprobs
+    assert len(actual.prompt_logprobs) == len(expected.prompt_logprobs)
+    assert case.sizes[0] > 1 or actual == expected
 
 
 def test_drafts_in_stages(case: Case, alone: Engine) -> None:
@@ -140,9 +140,9 @@ def test_preemption_keeps_the_tokens(case: Case, alone: Engine) -> None:
     expected = [completion.token_ids for completion in alone.generate(PROMPTS, sampling)]
     program = read_engine(case.path).whole_program
     with load(case.path, threads=1, kv_cache_bytes=cache_bytes(11, program)) as engine:
-        found = [completion.token_ids for completion in engine.generate(PROMPTS, sampling)]
+        actual = [completion.token_ids for completion in engine.generate(PROMPTS, sampling)]
         assert engine.loop.scheduler.preemptions > 0
-    assert found == expected
+    assert actual == expected
 
 
 def test_a_lost_rank_is_named_whichever_it_is(case: Case) -> None:
@@ -185,7 +185,7 @@ def test_a_rank_lost_between_steps_is_named(case: Case) -> None:
 def test_between_machines(case: Case, staged: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranks that share no memory give the same bits, and the others end with the first."""
     sampling = SamplingParams(max_tokens=32, temperature=0.0, ignore_eos=True)
-    expected = staged.logits(PROMPTS[0]), [each.token_ids for each in staged.generate(PROMPTS, sampling)]
+    expected = staged.logits(PROMPTS[0]), [completion.token_ids for completion in staged.generate(PROMPTS, sampling)]
     ranks, port = case.sizes[0] * case.sizes[1], free_port()
     with ExitStack() as started:
         others = [
@@ -195,7 +195,7 @@ def test_between_machines(case: Case, staged: Engine, monkeypatch: pytest.Monkey
             monkeypatch.setenv(name, value)
         with load(case.path, threads=1) as engine:
             assert np.array_equal(engine.logits(PROMPTS[0]), expected[0])
-            assert [each.token_ids for each in engine.generate(PROMPTS, sampling)] == expected[1]
+            assert [completion.token_ids for completion in engine.generate(PROMPTS, sampling)] == expected[1]
         assert [other.wait() for other in others] == [0] * (ranks - 1)
 
 

@@ -48,8 +48,8 @@ def test_each_choice_draws_from_its_own_stream_of_the_seed(engine: Engine) -> No
     params = SamplingParams(max_tokens=9, temperature=1.0, seed=7, n=3)
     (three,) = engine.generate(PROMPTS[0], params)
     assert len(set(tokens_of(three))) == 3
-    (one,) = engine.generate(PROMPTS[0], replace(params, n=1))
-    assert tokens_of(three)[0] == one.token_ids
+    (alone,) = engine.generate(PROMPTS[0], replace(params, n=1))
+    assert tokens_of(three)[0] == alone.token_ids
     assert engine.generate(PROMPTS, params) == [engine.generate(p, params)[0] for p in PROMPTS]
     assert len(set(tokens_of(engine.generate(PROMPTS[0], replace(params, seed=None))[0]))) == 3
 
@@ -59,8 +59,8 @@ def test_each_choice_draws_from_its_own_stream_of_the_seed(engine: Engine) -> No
 def test_forks_and_beams_survive_preemption(path: Path, kv_cache_bytes: int, params: dict[str, Any]) -> None:
     with load(path) as roomy, load(path, kv_cache_bytes=kv_cache_bytes) as tight:
         wanted = roomy.generate(PROMPTS, SamplingParams(max_tokens=11, **params))
-        found = tight.generate(PROMPTS, SamplingParams(max_tokens=11, **params))
-        assert [tokens_of(c) for c in found] == [tokens_of(c) for c in wanted]
+        completions = tight.generate(PROMPTS, SamplingParams(max_tokens=11, **params))
+        assert [tokens_of(c) for c in completions] == [tokens_of(c) for c in wanted]
         assert tight.loop.scheduler.preemptions > 0
         assert tight.loop.pool.used == roomy.loop.pool.used == 0
 
@@ -95,33 +95,33 @@ def test_logprobs_are_the_models_own(engine: Engine) -> None:
     params = SamplingParams(
         max_tokens=6, temperature=0.7, seed=1, repetition_penalty=1.5, logprobs=3, prompt_logprobs=2
     )
-    (found,) = engine.generate(prompt, params)
-    sequence = [*prompt, *found.token_ids]
+    (completion,) = engine.generate(prompt, params)
+    sequence = [*prompt, *completion.token_ids]
     expected = mild_model().logits(sequence).log_softmax(-1).numpy()
-    assert found.prompt_logprobs is not None and found.prompt_logprobs[0] is None
-    choice = found.choices[0]
+    assert completion.prompt_logprobs is not None and completion.prompt_logprobs[0] is None
+    choice = completion.choices[0]
     assert choice.logprobs is not None and len(choice.logprobs) == 6
-    everything = [*found.prompt_logprobs[1:], *choice.logprobs]
-    for position, each in enumerate(everything):
-        assert each is not None
+    everything = [*completion.prompt_logprobs[1:], *choice.logprobs]
+    for position, entry in enumerate(everything):
+        assert entry is not None
         row = expected[position]
         token = sequence[position + 1]
-        assert each.token_id == token
-        assert each.logprob == pytest.approx(row[token], abs=1e-4)
-        assert each.rank == 1 + int((row > row[token]).sum())
+        assert entry.token_id == token
+        assert entry.logprob == pytest.approx(row[token], abs=1e-4)
+        assert entry.rank == 1 + int((row > row[token]).sum())
         count = 2 if position < len(prompt) - 1 else 3
-        assert [i for i, _ in each.top] == likeliest(row, count).tolist()
-    assert choice.cumulative_logprob == pytest.approx(sum(each.logprob for each in choice.logprobs))
+        assert [i for i, _ in entry.top] == likeliest(row, count).tolist()
+    assert choice.cumulative_logprob == pytest.approx(sum(logprob.logprob for logprob in choice.logprobs))
     (bare,) = engine.generate(prompt, replace(params, logprobs=0, prompt_logprobs=None))
     assert bare.choices[0].token_ids == choice.token_ids and bare.choices[0].logprobs is not None
-    assert [each.top for each in bare.choices[0].logprobs] == [()] * 6
+    assert [logprob.top for logprob in bare.choices[0].logprobs] == [()] * 6
 
 
 def test_a_prompt_can_be_scored_without_generating(engine: Engine) -> None:
     for prompt in (PROMPTS[0], [1] * LIMITS.max_model_len):
-        (found,) = engine.generate(prompt, SamplingParams(max_tokens=0, prompt_logprobs=1))
-        assert found.token_ids == () and found.finish_reason == "length"
-        assert found.prompt_logprobs is not None and len(found.prompt_logprobs) == len(prompt)
+        (completion,) = engine.generate(prompt, SamplingParams(max_tokens=0, prompt_logprobs=1))
+        assert completion.token_ids == () and completion.finish_reason == "length"
+        assert completion.prompt_logprobs is not None and len(completion.prompt_logprobs) == len(prompt)
         (several,) = engine.generate(PROMPTS[1], SamplingParams(max_tokens=0))
         assert several.token_ids == ()
 
@@ -187,12 +187,12 @@ def test_beam_search_is_hugging_faces(engine: Engine, prompt: list[int], length_
         stop_token_ids=tuple(ends),
         logprobs=1,
     )
-    (found,) = engine.generate(prompt, params)
+    (completion,) = engine.generate(prompt, params)
     trimmed = [[*row[: min((row.index(e) + 1 for e in ends if e in row), default=len(row))]] for row in wanted]
-    assert [list(tokens) for tokens in tokens_of(found)] == trimmed
-    for choice in found.choices:
+    assert [list(tokens) for tokens in tokens_of(completion)] == trimmed
+    for choice in completion.choices:
         assert choice.logprobs is not None and choice.cumulative_logprob is not None
-        assert choice.cumulative_logprob == pytest.approx(sum(each.logprob for each in choice.logprobs))
+        assert choice.cumulative_logprob == pytest.approx(sum(logprob.logprob for logprob in choice.logprobs))
 
 
 def test_penalized_beams_are_hugging_faces(engine: Engine) -> None:
@@ -207,13 +207,13 @@ def test_penalized_beams_are_hugging_faces(engine: Engine) -> None:
         sequence_bias=[[[token], value] for token, value in bias.items()],
     )
     params = SamplingParams(max_tokens=8, n=3, beam_width=4, repetition_penalty=1.4, logit_bias=bias, logprobs=0)
-    (found,) = engine.generate([5, 9, 2], params)
-    assert [list(tokens) for tokens in tokens_of(found)] == wanted
-    assert found.token_ids != plain
-    rows = engine.logits([5, 9, 2, *found.token_ids])[2:]
+    (completion,) = engine.generate([5, 9, 2], params)
+    assert [list(tokens) for tokens in tokens_of(completion)] == wanted
+    assert completion.token_ids != plain
+    rows = engine.logits([5, 9, 2, *completion.token_ids])[2:]
     logs = np.log(np.exp(rows.astype(np.float64)).sum(-1))
-    given = [row[token] - log for row, token, log in zip(rows, found.token_ids, logs, strict=False)]
-    assert found.choices[0].cumulative_logprob == pytest.approx(sum(given), abs=1e-4), "before penalties"
+    given = [row[token] - log for row, token, log in zip(rows, completion.token_ids, logs, strict=False)]
+    assert completion.choices[0].cumulative_logprob == pytest.approx(sum(given), abs=1e-4), "before penalties"
 
 
 def test_penalties_on_the_output_and_a_least_length_hold_for_beams(engine: Engine) -> None:
@@ -232,9 +232,9 @@ def test_a_stop_string_ends_a_beam(tmp_path: Path) -> None:
         before = speaking.generate("The king", plain)[0].choices[0]
         # Its first token is among the three likeliest.
         stop = before.text[0]
-        (found,) = speaking.generate("The king", replace(plain, stop=(stop,)))
-        assert any(choice.stop_reason == stop for choice in found.choices)
-        for choice in found.choices:
+        (completion,) = speaking.generate("The king", replace(plain, stop=(stop,)))
+        assert any(choice.stop_reason == stop for choice in completion.choices)
+        for choice in completion.choices:
             assert stop not in choice.text
             assert (choice.finish_reason == "stop") == (choice.stop_reason == stop)
             if choice.stop_reason == stop:
@@ -247,9 +247,9 @@ def test_a_prefix_hit_changes_no_token(path: Path) -> None:
     with load(path) as cached, load(path, prefix_cache=False) as fresh:
         system = [7] * 17
         for tail in ([1, 2], [3], [1, 2], [9] * 9):
-            (found,), (wanted,) = (each.generate([*system, *tail], params) for each in (cached, fresh))
-            assert found == wanted
-        assert found.cached_tokens == 16 and wanted.cached_tokens == 0
+            (actual,), (wanted,) = (opened.generate([*system, *tail], params) for opened in (cached, fresh))
+            assert actual == wanted
+        assert actual.cached_tokens == 16 and wanted.cached_tokens == 0
         turn = [*system, 9, *cached.generate([*system, 9], params)[0].token_ids, 4]
         (following,) = cached.generate(turn, params)
         assert following == fresh.generate(turn, params)[0]
@@ -277,8 +277,8 @@ def test_blocks_of_broken_logits_are_not_cached(tmp_path: Path) -> None:
                     engine.generate(prompt, params)
                 assert engine.loop.pool.cached == engine.loop.pool.used == 0
         # Every block of the pool has held NaNs by now; nobody may read what he has not written.
-        found = engine.generate([[5, 9, 2], [3] * 9], SamplingParams(max_tokens=12))
-        assert [list(c.token_ids) for c in found] == [model.greedy([5, 9, 2], 12), model.greedy([3] * 9, 12)]
+        completions = engine.generate([[5, 9, 2], [3] * 9], SamplingParams(max_tokens=12))
+        assert [list(c.token_ids) for c in completions] == [model.greedy([5, 9, 2], 12), model.greedy([3] * 9, 12)]
 
 
 def test_answers_without_chance_are_kept(path: Path) -> None:
@@ -331,8 +331,8 @@ def test_a_stream_has_one_choice(engine: Engine) -> None:
 
 def test_token_logprobs_of_a_row() -> None:
     row = np.array([1.0, 3.0, 3.0, -np.inf, 2.0], np.float32)
-    found = token_logprobs(row, 4, 3)
+    logprobs = token_logprobs(row, 4, 3)
     total = math.log(math.exp(1) + 2 * math.exp(3) + math.exp(2))
-    assert found.rank == 3 and found.logprob == pytest.approx(2 - total)
-    assert [i for i, _ in found.top] == [1, 2, 4]
+    assert logprobs.rank == 3 and logprobs.logprob == pytest.approx(2 - total)
+    assert [i for i, _ in logprobs.top] == [1, 2, 4]
     assert SimpleNamespace(top=token_logprobs(row, 3, 0).top).top == ()

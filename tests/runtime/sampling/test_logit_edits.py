@@ -58,7 +58,7 @@ def adjusted_by_definition(
             scores[token] -= params.presence_penalty + params.frequency_penalty * output.count(token)
         scores[token] += params.logit_bias.get(token, 0.0)
     if params.dry_multiplier:
-        breakers = {ord(each) - ord("a") for each in params.dry_sequence_breakers}
+        breakers = {ord(breaker) - ord("a") for breaker in params.dry_sequence_breakers}
         dry_by_definition(scores, prompt + output, params, breakers)  # type: ignore[arg-type]
     if function is not None:
         scores = function(prompt + output, scores.astype(np.float32)).astype(np.float64)
@@ -135,10 +135,10 @@ def test_breakers_are_the_tokens_that_contain_them(tmp_path: Path) -> None:
     (tmp_path / "tokenizer").mkdir()
     (tmp_path / "tokenizer" / "tokenizer.json").write_bytes(TOKENIZER.read_bytes())
     tokenizer = Tokenizer(listed_files(tmp_path))
-    found = breaker_tokens(DRY_BREAKERS, tokenizer)
+    tokens = breaker_tokens(DRY_BREAKERS, tokenizer)
     texts = [text.encode() for text in DRY_BREAKERS]
     every = {token for token in range(4096) if any(text in tokenizer.token_bytes(token) for text in texts)}
-    assert found == every and len(found) > 2
+    assert tokens == every and len(tokens) > 2
     never = "\nexeunt omnes"
     assert breaker_tokens((never,), tokenizer) == {tokenizer.encode("a" + never, add_special_tokens=False)[-1]}
     assert breaker_tokens((), NoTokenizer()) == frozenset()
@@ -148,10 +148,10 @@ def test_bad_words_are_banned_with_and_without_a_space(tmp_path: Path) -> None:
     (tmp_path / "tokenizer").mkdir()
     (tmp_path / "tokenizer" / "tokenizer.json").write_bytes(TOKENIZER.read_bytes())
     tokenizer = Tokenizer(listed_files(tmp_path))
-    found = bad_word_sequences(["lord", " thee and thou"], tokenizer, 4096)
-    assert {tokenizer.decode(ids) for ids in found} == {"lord", " lord", "thee and thou", " thee and thou"}
-    (long,) = (ids for ids in found if tokenizer.decode(ids) == " thee and thou")
-    banned = BannedSequences(found)
+    banned_ids = bad_word_sequences(["lord", " thee and thou"], tokenizer, 4096)
+    assert {tokenizer.decode(ids) for ids in banned_ids} == {"lord", " lord", "thee and thou", " thee and thou"}
+    (long,) = (ids for ids in banned_ids if tokenizer.decode(ids) == " thee and thou")
+    banned = BannedSequences(banned_ids)
     scores = banned(np.zeros(4096, np.float32), written(long[:-1]))
     assert scores[long[-1]] == -np.inf
     assert banned(np.zeros(4096, np.float32), written(long[1:-1]))[long[-1]] == 0
@@ -226,11 +226,11 @@ def test_neighbours_chunks_forks_and_preemption_change_nothing(engine: Engine, p
         (prompt, SamplingParams(max_tokens=10, temperature=1.0, seed=i, n=1 + i % 2, **values))
         for i, (prompt, values) in enumerate(zip(PROMPTS, EDITS.values(), strict=True))
     ]
-    alone = [tokens_of(engine.generate(*each)[0]) for each in asked]
+    alone = [tokens_of(engine.generate(*question)[0]) for question in asked]
     prompts, params = zip(*asked, strict=True)
-    together = [tokens_of(each) for each in engine.generate(prompts, params)]
+    together = [tokens_of(completion) for completion in engine.generate(prompts, params)]
     with load(path, kv_cache_bytes=ONE_SEQUENCE, max_step_tokens=5) as tight:
-        preempted = [tokens_of(each) for each in tight.generate(prompts, params)]
+        preempted = [tokens_of(completion) for completion in tight.generate(prompts, params)]
         assert tight.loop.scheduler.preemptions > 0
     assert alone == together == preempted
     plain = [engine.generate(p, SamplingParams(max_tokens=10, temperature=1.0, seed=i)) for i, p in enumerate(PROMPTS)]

@@ -107,10 +107,10 @@ def test_a_function_that_fails_ends_its_own_request_only(path: Path, function: A
             params = SamplingParams(max_tokens=9, logits_processors=[function], **values)
             bad = request("bad", good[0].prompt_token_ids, params)
             *heard, failed = await asyncio.gather(
-                *(listen(running, each) for each in [*good, bad]), return_exceptions=True
+                *(listen(running, question) for question in [*good, bad]), return_exceptions=True
             )
             assert isinstance(failed, RequestError) and "logits_processors" in str(failed)
-            assert all(isinstance(each, Heard) and each.reason() == "length" for each in heard)
+            assert all(isinstance(answer, Heard) and answer.reason() == "length" for answer in heard)
             assert running.stats().running == running.stats().blocks_used == 0
 
     asyncio.run(run())

@@ -17,9 +17,9 @@ from tests.runtime.tiny_engine import mild_model, write_tiny_engine
 def failure(logits: list[float], params: SamplingParams, dtype: str) -> str:
     none = np.zeros(0, np.int64)
     sampler = Sampler(params, none, len(logits), none, dtype=dtype)
-    (found,) = choose([sampler], np.array([logits], np.float32))
-    assert isinstance(found, ModelFailureError)
-    return str(found)
+    (outcome,) = choose([sampler], np.array([logits], np.float32))
+    assert isinstance(outcome, ModelFailureError)
+    return str(outcome)
 
 
 @pytest.mark.parametrize("params", [SamplingParams(), SamplingParams(temperature=1.0), SamplingParams(min_tokens=1)])

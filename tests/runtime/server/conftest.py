@@ -159,18 +159,18 @@ def address_of(process: subprocess.Popen[str], said: list[str] | None = None) ->
     said = [] if said is None else said
     for line in process.stderr:
         said.append(line)
-        found = [word for word in line.split() if word.startswith(("http://", "unix:"))]
-        if found:
-            return found[0]
+        addresses = [word for word in line.split() if word.startswith(("http://", "unix:"))]
+        if addresses:
+            return addresses[0]
     raise AssertionError(f"the server ended: {''.join(said)}")
 
 
 def metric(client: httpx.Client, name: str) -> float:
     """The sum of a metric's samples."""
     lines = client.get("/metrics").text.splitlines()
-    found = [float(line.rpartition(" ")[2]) for line in lines if line.startswith((f"{name}{{", f"{name} "))]
-    assert found, f"no sample of {name}"
-    return sum(found)
+    samples = [float(line.rpartition(" ")[2]) for line in lines if line.startswith((f"{name}{{", f"{name} "))]
+    assert samples, f"no sample of {name}"
+    return sum(samples)
 
 
 def eventually(holds: object, seconds: float = 300.0) -> None:

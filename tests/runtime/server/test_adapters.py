@@ -124,12 +124,12 @@ def test_load_and_unload_under_streams(adapted: LiveServer, adapters: list[Path]
     """Names come and go, in more adapters than there are slots; what had begun ends as it would have alone."""
     with adapted.client() as client:
         wanted = {name: complete(client, name) for name in ("bard", "style0", "style1")}
-    found: list[tuple[str, str]] = []
+    answers: list[tuple[str, str]] = []
 
     def ask(number: int) -> None:
         name = ("bard", "style0", "style1")[number % 3]
         with adapted.client() as own:
-            found.append((name, complete(own, name)))
+            answers.append((name, complete(own, name)))
 
     def change(number: int) -> None:
         name = f"passing{number}"
@@ -145,8 +145,8 @@ def test_load_and_unload_under_streams(adapted: LiveServer, adapters: list[Path]
         job.start()
     for job in jobs:
         job.join()
-    assert len(found) == streams
-    assert all(text == wanted[name] for name, text in found)
+    assert len(answers) == streams
+    assert all(text == wanted[name] for name, text in answers)
     with adapted.client() as client:
         assert [card["id"] for card in client.get("/v1/models").json()["data"]] == ["bard", "style0", "style1"]
         assert complete(client, "style0") == wanted["style0"]

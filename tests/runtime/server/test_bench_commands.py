@@ -36,10 +36,10 @@ def test_bench_serve(server: LiveServer, tmp_path: Path) -> None:
     assert outcome.code == 0, outcome.err
     for part in ("TTFT", "TPOT", "ITL", "E2EL", "p99", "12 in", "within the goals", "prefix cache"):
         assert part in outcome.out, outcome.out
-    found = json.loads(figures.read_text())
-    assert found["completed"] == 12 and found["failed"] == 0 and found["output_tokens"] == 480
-    assert found["prompt_tokens"] == 12 * 84 and found["goodput"] == pytest.approx(found["request_throughput"])
-    assert found["prefix_hit_rate"] > 0.5 and len(found["requests"]) == 12
+    summary = json.loads(figures.read_text())
+    assert summary["completed"] == 12 and summary["failed"] == 0 and summary["output_tokens"] == 480
+    assert summary["prompt_tokens"] == 12 * 84 and summary["goodput"] == pytest.approx(summary["request_throughput"])
+    assert summary["prefix_hit_rate"] > 0.5 and len(summary["requests"]) == 12
     assert plot.read_bytes().startswith(b"\x89PNG")
 
 
@@ -59,8 +59,8 @@ def test_bench_throughput_and_latency(engine_directory: Path, tmp_path: Path) ->
     figures = tmp_path / "figures.json"
     outcome = llmc("bench", "throughput", engine_directory, "--num-prompts", "6", *SMALL, "--json", figures)
     assert outcome.code == 0, outcome.err
-    found = json.loads(figures.read_text())
-    assert found["output_tokens_per_second"] == pytest.approx(36 / found["seconds"])
+    summary = json.loads(figures.read_text())
+    assert summary["output_tokens_per_second"] == pytest.approx(36 / summary["seconds"])
     outcome = llmc(
         "bench", "latency", engine_directory, *SMALL, "--iterations", "3", "--warmup", "1", "--json", figures
     )

@@ -38,8 +38,8 @@ TIME: dict[str, Any] = {
 def chat(client: httpx.Client, **body: Any) -> dict[str, Any]:
     answer = client.post("/v1/chat/completions", json={"messages": USER, "max_tokens": 8, "seed": 3, **body})
     assert answer.status_code == 200, answer.text
-    found: dict[str, Any] = answer.json()
-    return found
+    content: dict[str, Any] = answer.json()
+    return content
 
 
 def test_a_chat(client: httpx.Client) -> None:
@@ -132,13 +132,13 @@ def test_a_whole_round_of_tools_is_a_prompt(client: httpx.Client) -> None:
         {"role": "assistant", "content": None, "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "c1", "content": "noon"},
     ]
-    found = client.post("/tokenize", json={"messages": messages, "tools": [TIME]}).json()
-    prompt = client.post("/detokenize", json={"tokens": found["tokens"]}).json()["prompt"]
+    tokenized = client.post("/tokenize", json={"messages": messages, "tools": [TIME]}).json()
+    prompt = client.post("/detokenize", json={"tokens": tokenized["tokens"]}).json()["prompt"]
     assert '"name": "time"' in prompt.split("[system]")[0]
     assert "[system] Be brief.\n[user] What time?\n" in prompt
     assert '[assistant] <tool_call>{"name": "time", "arguments": {"zone": "UTC"}}</tool_call>' in prompt
     assert prompt.endswith("[tool] noon\n[assistant] ")
-    assert chat(client, messages=messages, tools=[TIME])["usage"]["prompt_tokens"] == found["count"]
+    assert chat(client, messages=messages, tools=[TIME])["usage"]["prompt_tokens"] == tokenized["count"]
 
 
 SHAPES: tuple[tuple[dict[str, Any], str], ...] = (
@@ -178,5 +178,5 @@ def test_a_template_of_the_request(client: httpx.Client) -> None:
         "chat_template": "{{ tone }}: {{ messages[0].content }}",
         "chat_template_kwargs": {"tone": "Q"},
     }
-    found = client.post("/tokenize", json=body).json()
-    assert client.post("/detokenize", json={"tokens": found["tokens"]}).json()["prompt"] == "Q: Good morrow"
+    tokenized = client.post("/tokenize", json=body).json()
+    assert client.post("/detokenize", json={"tokens": tokenized["tokens"]}).json()["prompt"] == "Q: Good morrow"

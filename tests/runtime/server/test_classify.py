@@ -32,10 +32,10 @@ def test_probabilities_of_labels_equal_transformers(tmp_path: Path) -> None:
     with serving(tmp_path / "engine.llmc") as server, server.client() as client:
         answer = client.post("/v1/classify", json={"input": DOCUMENTS}).json()
         refused = client.post("/v1/rerank", json={"query": QUERY, "documents": DOCUMENTS})
-    assert [each["index"] for each in answer["data"]] == [0, 1, 2]
-    assert np.allclose([each["probs"] for each in answer["data"]], expected, atol=1e-5)
+    assert [entry["index"] for entry in answer["data"]] == [0, 1, 2]
+    assert np.allclose([entry["probs"] for entry in answer["data"]], expected, atol=1e-5)
     labels = [model.config.id2label[int(row.argmax())] for row in rows]
-    assert [each["label"] for each in answer["data"]] == labels
+    assert [entry["label"] for entry in answer["data"]] == labels
     assert refused.status_code == 400 and "built for classify" in refused.text
 
 
@@ -49,6 +49,6 @@ def test_scores_of_pairs_equal_transformers(tmp_path: Path) -> None:
     with serving(tmp_path / "engine.llmc") as server, server.client() as client:
         scored = client.post("/v1/score", json={"text_1": QUERY, "text_2": DOCUMENTS}).json()["data"]
         ranked = client.post("/v1/rerank", json={"query": QUERY, "documents": DOCUMENTS}).json()["results"]
-    assert np.allclose([each["score"] for each in scored], expected, atol=1e-6)
-    assert [each["index"] for each in ranked] == sorted(range(3), key=lambda index: -expected[index])
-    assert np.allclose([each["relevance_score"] for each in ranked], sorted(expected, reverse=True), atol=1e-6)
+    assert np.allclose([entry["score"] for entry in scored], expected, atol=1e-6)
+    assert [entry["index"] for entry in ranked] == sorted(range(3), key=lambda index: -expected[index])
+    assert np.allclose([entry["relevance_score"] for entry in ranked], sorted(expected, reverse=True), atol=1e-6)

@@ -18,8 +18,8 @@ GREEDY = {"temperature": 0, "max_tokens": 6}
 def complete(client: httpx.Client, **body: Any) -> dict[str, Any]:
     answer = client.post("/v1/completions", json=body)
     assert answer.status_code == 200, answer.text
-    found: dict[str, Any] = answer.json()
-    return found
+    content: dict[str, Any] = answer.json()
+    return content
 
 
 def events(client: httpx.Client, path: str, **body: Any) -> list[dict[str, Any]]:
@@ -132,7 +132,9 @@ def test_offsets_are_offsets_into_the_text(client: httpx.Client, prompt: object)
         chunks = [c["choices"][0]["logprobs"] for c in events(client, "/v1/completions", **asked, **more)]
         assert [token for chunk in chunks for token in chunk["tokens"]] == logprobs["tokens"]
         streamed = [offset for chunk in chunks for offset in chunk["text_offset"]]
-        assert all(min(one, len(text)) == two for one, two in zip(streamed, offsets, strict=True))
+        assert all(
+            min(streamed_offset, len(text)) == two for streamed_offset, two in zip(streamed, offsets, strict=True)
+        )
 
 
 def test_echo_alone_and_streamed(client: httpx.Client) -> None:
@@ -164,9 +166,12 @@ def test_a_deadline_ends_a_request(client: httpx.Client) -> None:
 
 def test_tokenize_and_detokenize(client: httpx.Client) -> None:
     text = "Łódź — “quoted” 😀"
-    found = client.post("/tokenize", json={"prompt": text, "return_token_strs": True}).json()
-    assert found["count"] == len(found["tokens"]) == len(found["token_strs"]) and found["max_model_len"] == 512
-    assert client.post("/detokenize", json={"tokens": found["tokens"]}).json()["prompt"] == text
+    tokenized = client.post("/tokenize", json={"prompt": text, "return_token_strs": True}).json()
+    assert (
+        tokenized["count"] == len(tokenized["tokens"]) == len(tokenized["token_strs"])
+        and tokenized["max_model_len"] == 512
+    )
+    assert client.post("/detokenize", json={"tokens": tokenized["tokens"]}).json()["prompt"] == text
     chat = client.post("/tokenize", json={"messages": [{"role": "user", "content": "Hi"}]}).json()
     prompt = client.post("/detokenize", json={"tokens": chat["tokens"]}).json()["prompt"]
     assert prompt == "<|bos|>[user] Hi\n[assistant] "

@@ -35,20 +35,20 @@ def test_openai_gets_the_engines_vectors(live: LiveServer, expected: Any) -> Non
         # openai-python asks for base64 unless told otherwise.
         packed = client.embeddings.create(model="bard", input=TEXTS)
         plain = client.embeddings.create(model="bard", input=TEXTS, encoding_format="float")
-        one = client.embeddings.create(model="bard", input=TEXTS[0], dimensions=7)
-    assert [each.index for each in packed.data] == [0, 1, 2]
+        single = client.embeddings.create(model="bard", input=TEXTS[0], dimensions=7)
+    assert [entry.index for entry in packed.data] == [0, 1, 2]
     for answer in (packed, plain):
-        assert np.array_equal(np.array([each.embedding for each in answer.data], np.float32), expected)
+        assert np.array_equal(np.array([entry.embedding for entry in answer.data], np.float32), expected)
     assert packed.usage.prompt_tokens == packed.usage.total_tokens > len(TEXTS)
-    assert np.array_equal(np.float32(one.data[0].embedding), expected[0][:7])
+    assert np.array_equal(np.float32(single.data[0].embedding), expected[0][:7])
 
 
 def test_token_ids_are_read_too(live: LiveServer, expected: Any) -> None:
     with live.client() as client:
         ids = client.post("/tokenize", json={"prompt": TEXTS[0]}).json()["tokens"]
         for given in (ids, [ids]):
-            (found,) = client.post("/v1/embeddings", json={"input": given}).json()["data"]
-            assert np.array_equal(np.float32(found["embedding"]), expected[0])
+            (row,) = client.post("/v1/embeddings", json={"input": given}).json()["data"]
+            assert np.array_equal(np.float32(row["embedding"]), expected[0])
 
 
 def test_prompts_are_named(live: LiveServer) -> None:
@@ -66,8 +66,8 @@ def test_an_embedder_ranks_by_cosines(live: LiveServer, expected: Any) -> None:
         ranked = client.post("/v1/rerank", json=body).json()["results"]
         scored = client.post("/score", json={"text_1": TEXTS[0], "text_2": TEXTS[1:]}).json()["data"]
     best = int(wanted.argmax())
-    assert [(each["index"], each["document"]["text"]) for each in ranked] == [(best, TEXTS[1:][best])]
-    assert np.allclose([each["score"] for each in scored], wanted, atol=1e-6)
+    assert [(entry["index"], entry["document"]["text"]) for entry in ranked] == [(best, TEXTS[1:][best])]
+    assert np.allclose([entry["score"] for entry in scored], wanted, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -118,10 +118,10 @@ def test_of_a_long_text_only_what_is_kept_is_read(live: LiveServer) -> None:
         whole = client.post("/v1/embeddings", json={"input": "O " * 200, "truncate_prompt_tokens": 20}).json()
         for side, text in (("right", "O " * 200 + "a" * 900_000), ("left", "a" * 900_000 + " O" * 200)):
             body = {"input": text, "truncate_prompt_tokens": 20, "truncation_side": side}
-            found = client.post("/v1/embeddings", json=body).json()
-            assert found["usage"]["prompt_tokens"] == 20
+            content = client.post("/v1/embeddings", json=body).json()
+            assert content["usage"]["prompt_tokens"] == 20
             if side == "right":
-                assert found["data"] == whole["data"]
+                assert content["data"] == whole["data"]
 
 
 def test_a_query_is_read_once(live: LiveServer) -> None:
@@ -129,11 +129,11 @@ def test_a_query_is_read_once(live: LiveServer) -> None:
     documents = [f"The {i}th king" for i in range(30)]
     with live.client() as client:
         once = client.post("/v1/score", json={"text_1": TEXTS[0], "text_2": documents}).json()
-        each = client.post("/v1/score", json={"text_1": [TEXTS[0]] * 30, "text_2": documents}).json()
+        separately = client.post("/v1/score", json={"text_1": [TEXTS[0]] * 30, "text_2": documents}).json()
         (query,) = client.post("/v1/embeddings", json={"input": [TEXTS[0]]}).json()["data"]
         tokens = client.post("/tokenize", json={"prompt": TEXTS[0]}).json()["count"]
-    assert [found["score"] for found in once["data"]] == [found["score"] for found in each["data"]]
-    assert each["usage"]["prompt_tokens"] - once["usage"]["prompt_tokens"] == 29 * tokens and query["index"] == 0
+    assert [entry["score"] for entry in once["data"]] == [entry["score"] for entry in separately["data"]]
+    assert separately["usage"]["prompt_tokens"] - once["usage"]["prompt_tokens"] == 29 * tokens and query["index"] == 0
 
 
 def test_long_texts_are_cut_where_asked(live: LiveServer) -> None:

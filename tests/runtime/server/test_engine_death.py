@@ -41,22 +41,22 @@ def kill_in_flight(live: LiveServer, steps: HeldSteps, client: httpx.Client) -> 
     """While streams and whole answers are under way, which all hear of it: streams by an event before their end."""
     asked = [(path, {**body, "stream": streams}) for path, body in BODIES.items() for streams in (True, False)]
     with ThreadPoolExecutor(len(asked) + 1) as threads:
-        answers = [threads.submit(ask, live, *each) for each in asked]
+        answers = [threads.submit(ask, live, *question) for question in asked]
         steps.until(lambda: metric(client, "llmc:num_requests_running") == len(asked), 200)
         answers.append(threads.submit(ask, live, "/v1/completions", KILLER))
-        steps.until(lambda: all(each.done() for each in answers), 20)
-        for each in answers:
-            check_told(each)
+        steps.until(lambda: all(answer.done() for answer in answers), 20)
+        for future in answers:
+            check_told(future)
 
 
 def check_told(answer: Future[httpx.Response]) -> None:
-    found = answer.result()
-    if found.status_code == 503:
-        assert "a step of the engine has failed" in found.json()["error"]["message"]
+    response = answer.result()
+    if response.status_code == 503:
+        assert "a step of the engine has failed" in response.json()["error"]["message"]
         return
-    assert found.status_code == 200
-    lines = [line for line in found.text.splitlines() if line]
-    if "/responses" in str(found.url):
+    assert response.status_code == 200
+    lines = [line for line in response.text.splitlines() if line]
+    if "/responses" in str(response.url):
         assert lines[-2] == "event: response.failed"
     else:
         assert "has failed" in json.loads(lines[-2].removeprefix("data: "))["error"]["message"]
@@ -116,8 +116,8 @@ def test_a_dead_replica_gets_nothing_and_is_replaced_at_once(engine_directory: P
 
             eventually(is_whole)
             is_over.set()
-            for each in asking:
-                each.result()
+            for future in asking:
+                future.result()
         assert seen.keys() <= {200, 503} and seen[503] <= 4, "at most what was in flight there"
         assert states["degraded"], "/health says so meanwhile"
         assert metric(client, "llmc:replica_restarts") == 1 and metric(client, "llmc:engine_up") == 2

@@ -110,9 +110,9 @@ def test_ten_thousand_random_bodies_beside_a_neighbour(attacked: tuple[LiveServe
     stop = Event()
 
     def answer(client: httpx.Client) -> Any:
-        found = ask(client, path, body)
-        assert found.status_code == 200, found.text
-        return found.json()[name]
+        response = ask(client, path, body)
+        assert response.status_code == 200, response.text
+        return response.json()[name]
 
     def neighbour() -> int:
         count = 0

@@ -64,16 +64,16 @@ def test_metrics_have_vllms_stems(client: httpx.Client) -> None:
 def test_answers_are_counted_by_route_and_status(client: httpx.Client) -> None:
     def counted(path: str, status: int) -> float:
         label = re.escape(f'path="{path}",status="{status}"')
-        found = re.search(rf"^llmc:http_requests_total{{.*{label}.*}} (.*)$", client.get("/metrics").text, re.MULTILINE)
-        return float(found[1]) if found else 0.0
+        match = re.search(rf"^llmc:http_requests_total{{.*{label}.*}} (.*)$", client.get("/metrics").text, re.MULTILINE)
+        return float(match[1]) if match else 0.0
 
     asked = (("/v1/models/{name:path}", 404), ("/v1/completions", 400), ("unrouted", 413), ("unrouted", 404))
-    before = [counted(*each) for each in asked]
+    before = [counted(*labels) for labels in asked]
     client.get("/v1/models/nobody")
     client.post("/v1/completions", json={})
     client.post("/v1/completions", content=b" " * (5 << 20))
     client.get("/nowhere/1")
-    assert [counted(*each) for each in asked] == [count + 1 for count in before]
+    assert [counted(*labels) for labels in asked] == [count + 1 for count in before]
 
 
 def test_a_client_that_leaves_frees_its_request(engine_directory: Path, tmp_path: Path) -> None:
@@ -155,7 +155,7 @@ def test_what_is_cut_off_is_told_so(engine_directory: Path, tmp_path: Path, repl
             return metric(client, "llmc:num_requests_running") == 3 * 4 + 2 + 1 and all(x.done() for x in begun)
 
         steps.until(is_full, 300)
-        *streams, response = [each.result() for each in begun]
+        *streams, response = [future.result() for future in begun]
         live.process.send_signal(signal.SIGTERM)
         for stream in streams:
             rest = [line for line in stream if line]
@@ -297,8 +297,8 @@ def test_keys_and_salts_share_no_cached_prefix(guarded: LiveServer) -> None:
             before = [metric(first, name) for name in names]
             body = {"prompt": prompt, "max_tokens": 2, "temperature": 0, **fields}
             assert client.post("/v1/completions", json=body).status_code == 200
-            found = [metric(first, name) - count for name, count in zip(names, before, strict=True)]
-            return found[0], found[1]
+            gained = [metric(first, name) - count for name, count in zip(names, before, strict=True)]
+            return gained[0], gained[1]
 
         assert hits(first) == (0, 0)
         assert hits(first, max_tokens=3)[0] > 0

@@ -27,16 +27,16 @@ def ranked_engine(model_directory: Path, tmp_path_factory: pytest.TempPathFactor
 
 def other_rank(live: LiveServer) -> int:
     children = psutil.Process(live.process.pid).children()
-    found: list[int] = [child.pid for child in children if "llmc.runtime.ranks.worker" in child.cmdline()]
-    assert len(found) == 1
-    return found[0]
+    pids: list[int] = [child.pid for child in children if "llmc.runtime.ranks.worker" in child.cmdline()]
+    assert len(pids) == 1
+    return pids[0]
 
 
 def text(client: httpx.Client) -> str:
     answer = client.post("/v1/completions", json=BODY)
     assert answer.status_code == 200, answer.text
-    found: str = answer.json()["choices"][0]["text"]
-    return found
+    generated: str = answer.json()["choices"][0]["text"]
+    return generated
 
 
 def restarts(client: httpx.Client) -> float:

@@ -114,8 +114,8 @@ def test_streams_of_killed_replicas_end_with_an_error(engine_directory: Path, tm
 
         with ThreadPoolExecutor(len(paths)) as beside:
             begun = [beside.submit(begin, path) for path in paths]
-            steps.until(lambda: client.get("/health").is_success and all(each.done() for each in begun), 300)
-        *streams, response = [each.result() for each in begun]
+            steps.until(lambda: client.get("/health").is_success and all(future.done() for future in begun), 300)
+        *streams, response = [future.result() for future in begun]
         started = workers(live)
         for worker in started:
             worker.kill()

@@ -19,8 +19,8 @@ WORDS = "When shall we three meet again in thunder lightning or in rain"
 
 
 def ids_of(client: httpx.Client, text: str) -> list[int]:
-    found: list[int] = client.post("/tokenize", json={"prompt": text}).json()["tokens"]
-    return found
+    ids: list[int] = client.post("/tokenize", json={"prompt": text}).json()["tokens"]
+    return ids
 
 
 @pytest.mark.parametrize("side, part", [(None, slice(-5, None)), ("left", slice(-5, None)), ("right", slice(5))])

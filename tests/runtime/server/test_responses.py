@@ -24,8 +24,8 @@ TOOLS = [{"type": "function", **tool["function"]} for tool in (WEATHER, TIME)]
 def respond(client: httpx.Client, **body: Any) -> dict[str, Any]:
     answer = client.post("/v1/responses", json={"input": "Good morrow", **GREEDY, **body})
     assert answer.status_code == 200, answer.text
-    found: dict[str, Any] = answer.json()
-    return found
+    content: dict[str, Any] = answer.json()
+    return content
 
 
 def streamed(client: httpx.Client, **body: Any) -> list[dict[str, Any]]:
@@ -35,10 +35,10 @@ def streamed(client: httpx.Client, **body: Any) -> list[dict[str, Any]]:
         assert answer.status_code == 200 and answer.headers["content-type"].startswith("text/event-stream")
         lines = [line for line in answer.iter_lines() if line]
     names = [line.removeprefix("event: ") for line in lines[::2]]
-    found = [json.loads(line.removeprefix("data: ")) for line in lines[1::2]]
-    assert [event["type"] for event in found] == names
-    assert [event["sequence_number"] for event in found] == list(range(len(found)))
-    return found
+    events = [json.loads(line.removeprefix("data: ")) for line in lines[1::2]]
+    assert [event["type"] for event in events] == names
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    return events
 
 
 def text_of(response: dict[str, Any]) -> str:
@@ -148,10 +148,10 @@ def test_json_of_a_schema(client: httpx.Client) -> None:
 
 def test_log_probabilities(client: httpx.Client) -> None:
     answer = respond(client, include=["message.output_text.logprobs"], top_logprobs=2)
-    found = answer["output"][0]["content"][0]["logprobs"]
-    assert len(found) == 24 and all(len(entry["top_logprobs"]) == 2 for entry in found)
+    entries = answer["output"][0]["content"][0]["logprobs"]
+    assert len(entries) == 24 and all(len(entry["top_logprobs"]) == 2 for entry in entries)
     events = streamed(client, include=["message.output_text.logprobs"], top_logprobs=2)
-    assert [entry for event in events if event["type"].endswith("text.delta") for entry in event["logprobs"]] == found
+    assert [entry for event in events if event["type"].endswith("text.delta") for entry in event["logprobs"]] == entries
 
 
 def test_thoughts_are_reasoning_items(thinking: httpx.Client) -> None:

@@ -30,21 +30,21 @@ def drafting(engine_directory: Path) -> Iterator[httpx.Client]:
 
 
 def test_answers_are_those_of_a_server_that_does_not(drafting: httpx.Client, client: httpx.Client) -> None:
-    answers = [each.post("/v1/completions", json=BODY).json()["choices"] for each in (drafting, client)]
+    answers = [server.post("/v1/completions", json=BODY).json()["choices"] for server in (drafting, client)]
     assert answers[0] == answers[1] and len(answers[0][0]["logprobs"]["tokens"]) == 24
 
 
 def test_drafts_are_counted_by_vllms_names(drafting: httpx.Client) -> None:
     drafting.post("/v1/completions", json=BODY)
-    families = {each.name: each for each in text_string_to_metric_families(drafting.get("/metrics").text)}
+    families = {family.name: family for family in text_string_to_metric_families(drafting.get("/metrics").text)}
     stem = "llmc:spec_decode_num_"
     drafts, tokens, accepted = (
         families[stem + name].samples[0].value for name in ("drafts", "draft_tokens", "accepted_tokens")
     )
     assert 0 < drafts <= tokens and accepted <= tokens
-    places = [each for each in families[stem + "accepted_tokens_per_pos"].samples if each.name.endswith("_total")]
-    assert [each.labels["position"] for each in places] == ["0", "1", "2"]
-    assert sum(each.value for each in places) == accepted
+    places = [sample for sample in families[stem + "accepted_tokens_per_pos"].samples if sample.name.endswith("_total")]
+    assert [place.labels["position"] for place in places] == ["0", "1", "2"]
+    assert sum(place.value for place in places) == accepted
     assert drafting.get("/live").json()["drafts"] == {"tokens": tokens, "accepted": accepted}
     (acceptance,) = families["llmc:spec_decode_acceptance"].samples
     assert (acceptance.labels["method"], acceptance.labels["lossy"]) == ("invariant", "false")

@@ -43,8 +43,8 @@ def test_splitting_is_the_same_however_the_output_is_cut(
 ) -> None:
     reader = ThinkingReader(Thinking(THINK, begun))
     pieces = [output[i : i + size] for i in range(0, len(output), size)] or [""]
-    found = said(event for i, piece in enumerate(pieces) for event in reader.feed(piece, ended=i == len(pieces) - 1))
-    assert (found.thoughts, found.text) == (thought, answer)
+    parsed = said(event for i, piece in enumerate(pieces) for event in reader.feed(piece, ended=i == len(pieces) - 1))
+    assert (parsed.thoughts, parsed.text) == (thought, answer)
 
 
 @pytest.mark.parametrize("output, begun, thought, answer", OUTPUTS)

@@ -45,4 +45,4 @@ def test_tools_are_described_in_the_form_that_is_read(
     finally:
         close_model(model)
     assert call in answer["prompt_text"] and answer["warnings"] == [TOOLS_ARE_DESCRIBED]
-    assert not [each for each in recwarn if "form of tool calls" in str(each.message)]
+    assert not [warning for warning in recwarn if "form of tool calls" in str(warning.message)]

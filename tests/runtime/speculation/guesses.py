@@ -15,7 +15,7 @@ from tests.random_trees import path_to, random_tree
 
 def proposed(found: Sequence[Draft | RequestError]) -> list[Draft]:
     """What was proposed, where no request has failed."""
-    all_drafts = [each for each in found if isinstance(each, Draft)]
+    all_drafts = [draft for draft in found if isinstance(draft, Draft)]
     assert len(all_drafts) == len(found)
     return all_drafts
 
@@ -32,14 +32,14 @@ class Guesses(Drafter):
         self.forgotten: list[SampledRequest] = []
 
     def propose(self, requests: Sequence[SampledRequest], most: Sequence[int]) -> list[Draft]:
-        found: list[Draft] = []
+        drafts: list[Draft] = []
         for request, count in zip(requests, most, strict=True):
             tokens = list(request.tokens)
             for _ in range(self._random.randint(min(self._least, count), count)):
                 is_right = self._random.random() < self._right
                 tokens.append(self._truth(tokens) if is_right else self._random.randrange(self._vocabulary))
-            found.append(Draft(tokens[len(request.tokens) :]))
-        return found
+            drafts.append(Draft(tokens[len(request.tokens) :]))
+        return drafts
 
     def forget(self, request: SampledRequest) -> None:
         self.forgotten.append(request)
@@ -56,14 +56,14 @@ class Trees(Guesses):
 
     def _tree(self, tokens: Sequence[int], nodes: int) -> Draft:
         form = random_tree(self._random, min(nodes, MOST_NODES), self._vocabulary)
-        found: list[int] = []
+        drafted: list[int] = []
         for node in range(len(form)):
-            path = [found[each] for each in path_to(form, node)[:-1]]
-            siblings = [found[each] for each in range(node) if form.parent(each) == form.parent(node)]
+            path = [drafted[ancestor] for ancestor in path_to(form, node)[:-1]]
+            siblings = [drafted[sibling] for sibling in range(node) if form.parent(sibling) == form.parent(node)]
             true = self._truth([*tokens, *path])
             is_right = self._random.random() < self._right and true not in siblings
-            found.append(true if is_right else form.tokens[node])
-        return Draft(found, form.parents)
+            drafted.append(true if is_right else form.tokens[node])
+        return Draft(drafted, form.parents)
 
 
 class Open(Gate):

@@ -46,8 +46,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
 def asked(prompts: Sequence[str] = PROMPTS) -> tuple[list[str], list[SamplingParams]]:
     """Every option with every prompt: prompts, and how to continue them."""
     both = [(p, SamplingParams(max_tokens=24 + i, **o)) for i, p in enumerate(prompts) for o in OPTIONS.values()]
-    each, params = zip(*both, strict=True)
-    return list(each), list(params)
+    texts, params = zip(*both, strict=True)
+    return list(texts), list(params)
 
 
 def told(completion: Completion) -> object:
@@ -57,7 +57,7 @@ def told(completion: Completion) -> object:
 
 def one_by_one(engine: Engine, prompts: Sequence[str], params: Sequence[SamplingParams]) -> list[object]:
     """What each is told alone."""
-    return [told(engine.generate(*each)[0]) for each in zip(prompts, params, strict=True)]
+    return [told(engine.generate(*question)[0]) for question in zip(prompts, params, strict=True)]
 
 
 @dataclass

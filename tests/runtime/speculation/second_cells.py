@@ -64,12 +64,12 @@ class SecondCells(DraftModel):
         super().__init__(self.cells, limits)
 
     def propose(self, requests: Sequence[SampledRequest], most: Sequence[int]) -> list[Draft]:
-        found = proposed(super().propose(requests, most))
-        for request, draft, count in zip(requests, found, most, strict=True):
+        drafts = proposed(super().propose(requests, most))
+        for request, draft, count in zip(requests, drafts, most, strict=True):
             assert len(draft) in (0, count)
             tokens = list(request.tokens)
             for token in draft.tokens:
                 assert token == second_token(tokens)
                 tokens.append(token)
             self.given += len(draft)
-        return found
+        return drafts

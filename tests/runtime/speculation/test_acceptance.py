@@ -77,12 +77,12 @@ def without_q(p: Probabilities, q: Probabilities, drafts: Tokens, uniforms: Prob
 
 def judged(judge: Judge, p: Probabilities, q: Probabilities, drafts: Tokens) -> Tokens:
     """With the random numbers of as many requests."""
-    found = []
+    chosen = []
     for begin in range(0, len(drafts), 100_000):
         part = drafts[begin : begin + 100_000]
         seeds = np.arange(begin, begin + len(part))
         rows = len(part), VOCABULARY
-        found.append(
+        chosen.append(
             judge(
                 np.broadcast_to(p, rows),
                 np.broadcast_to(q, rows),
@@ -90,7 +90,7 @@ def judged(judge: Judge, p: Probabilities, q: Probabilities, drafts: Tokens) -> 
                 uniform_pairs(seeds, np.full(len(part), 5)),
             )
         )
-    return np.concatenate(found)
+    return np.concatenate(chosen)
 
 
 @pytest.mark.parametrize("seed", quick_sample([0, 1], [0]))
@@ -159,10 +159,10 @@ def test_what_the_request_filters_out_never_comes() -> None:
     """p is what is left of the model's distribution after penalties, bias and filters."""
     logits = np.random.default_rng(0).normal(size=VOCABULARY).astype(np.float32)
     allowed = set(np.argsort(logits)[-4:].tolist())
-    one = sampler(top_k=4)
+    filtering = sampler(top_k=4)
     for _ in range(200):
         uniform = np.full(VOCABULARY, 1 / VOCABULARY)
-        (token,) = Rejection().tokens([Judged(one, logits, int(logits.argmin()), uniform)])
+        (token,) = Rejection().tokens([Judged(filtering, logits, int(logits.argmin()), uniform)])
         assert token in allowed
     biased = sampler(logit_bias={int(logits.argmin()): 100.0})
     assert Rejection().tokens([Judged(biased, logits, int(logits.argmin()), None)]) == [int(logits.argmin())]

@@ -71,16 +71,16 @@ def test_answers_are_those_without_drafts(
     answers, known = plain(draft_engine)
     speculation = Speculation(lambda: drafter(partial(truth, known), 4096, right), most, Open)
     with speculating(draft_engine, speculation) as engine:
-        alone = [told(engine.generate(*each)[0]) for each in zip(*asked(PROMPTS[:2]), strict=True)]
+        alone = [told(engine.generate(*question)[0]) for question in zip(*asked(PROMPTS[:2]), strict=True)]
         assert alone == answers
         counts = speculation.stats
         if right:
             assert counts.accepted_tokens > 0.4 * right * counts.drafts > 50
         prompts, params = asked(PROMPTS[:2])
-        assert [told(each) for each in engine.generate(prompts, params)] == answers, "among neighbours"
+        assert [told(completion) for completion in engine.generate(prompts, params)] == answers, "among neighbours"
     tight = Speculation(lambda: drafter(partial(truth, known), 4096, right), 3, Open)
     with speculating(draft_engine, tight, kv_cache_bytes=600_000, max_step_tokens=40, max_sequences=12) as engine:
-        assert [told(each) for each in engine.generate(prompts, params)] == answers, "with little room"
+        assert [told(completion) for completion in engine.generate(prompts, params)] == answers, "with little room"
         assert engine.loop.pool.used == 0
 
 

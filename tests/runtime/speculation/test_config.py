@@ -85,7 +85,7 @@ def test_chains_are_longer_than_trees_are_large(method: str) -> None:
 
 def test_each_key_of_the_acceptance_is_of_every_method() -> None:
     given: dict[str, Any] = {"rejection_sample_method": "typical", "draft_sample_method": "probabilistic"}
-    given |= {each.name: each.default for each in fields(AcceptanceConfig) if each.metadata}
+    given |= {field.name: field.default for field in fields(AcceptanceConfig) if field.metadata}
     assert {"method", *given} == set(SHARED_KEYS)
     for method in ("ngram", "suffix", "draft_model", "eagle3", "mtp"):
         own = {"model": "d.llmc"} if method == "draft_model" else {}

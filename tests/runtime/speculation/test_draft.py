@@ -36,7 +36,7 @@ def test_what_is_kept_has_the_paths_it_had(seed: int) -> None:
     left = tree.without(lambda path: path[-1] in banned)
 
     def paths(draft: Draft) -> set[tuple[int, ...]]:
-        return {tuple(draft.tokens[each] for each in path_to(draft, node)) for node in range(len(draft))}
+        return {tuple(draft.tokens[member] for member in path_to(draft, node)) for node in range(len(draft))}
 
     assert paths(left) == {path for path in paths(tree) if not banned.intersection(path)}
     for path in paths(left):

@@ -43,11 +43,11 @@ def both(plain: Engine, drafting: Engine, **options: Any) -> Any:
     speculation = drafting.loop.speculation
     assert speculation is not None
     before = speculation.stats
-    found = drafting.generate(TEXT, **options)[0]
-    assert told(found) == told(plain.generate(TEXT, **options)[0])
+    completion = drafting.generate(TEXT, **options)[0]
+    assert told(completion) == told(plain.generate(TEXT, **options)[0])
     after = speculation.stats
     assert after.accepted_tokens > before.accepted_tokens
-    return found
+    return completion
 
 
 def greedy(plain: Engine, count: int) -> list[int]:
@@ -58,16 +58,16 @@ def test_a_stop_token_in_an_accepted_run_counts_before_the_length(plain: Engine,
     """sglang#31599, transformers#47912: both come in one step, and the first of them is why it ends."""
     tokens = greedy(plain, 12)
     last = next(index for index in range(4, 12) if tokens[index] not in tokens[:index])
-    found = both(plain, drafting, max_tokens=last + 1, stop_token_ids=(tokens[last],))
-    assert (found.finish_reason, found.choices[0].stop_reason) == ("stop", tokens[last])
-    assert list(found.token_ids) == tokens[: last + 1]
+    completion = both(plain, drafting, max_tokens=last + 1, stop_token_ids=(tokens[last],))
+    assert (completion.finish_reason, completion.choices[0].stop_reason) == ("stop", tokens[last])
+    assert list(completion.token_ids) == tokens[: last + 1]
 
 
 def test_a_stop_string_in_an_accepted_run_counts_before_the_length(plain: Engine, drafting: Engine) -> None:
     text = plain.generate(TEXT, max_tokens=12)[0].text
     stop = text[len(text) // 2 : len(text) // 2 + 3]
-    found = both(plain, drafting, max_tokens=12, stop=[stop])
-    assert found.finish_reason == "stop" and found.text == text[: text.index(stop)]
+    completion = both(plain, drafting, max_tokens=12, stop=[stop])
+    assert completion.finish_reason == "stop" and completion.text == text[: text.index(stop)]
 
 
 def test_the_length_ends_a_run_of_drafts(plain: Engine, drafting: Engine) -> None:
@@ -79,39 +79,39 @@ def test_each_row_has_the_grammars_state_of_its_own(plain: Engine, drafting: Eng
     """vllm#27969, #46118, #54442."""
     grammar = Grammar(GrammarKind.REGEX, "(ab|cd|ef){6,20}")
     for seed in range(4):
-        found = both(plain, drafting, max_tokens=20, temperature=1.0, seed=seed, grammar=grammar)
-        assert set(found.text) <= set("abcdef")
+        completion = both(plain, drafting, max_tokens=20, temperature=1.0, seed=seed, grammar=grammar)
+        assert set(completion.text) <= set("abcdef")
 
 
 def test_nothing_follows_a_grammar_that_is_complete(plain: Engine, drafting: Engine) -> None:
     """vllm#42619: what was drafted after the end of text is not taken in."""
     grammar = Grammar(GrammarKind.REGEX, "My lord, what is the matter")
-    found = both(plain, drafting, max_tokens=40, grammar=grammar)
-    assert found.text == "My lord, what is the matter" and found.finish_reason == "stop"
+    completion = both(plain, drafting, max_tokens=40, grammar=grammar)
+    assert completion.text == "My lord, what is the matter" and completion.finish_reason == "stop"
 
 
 def test_log_probabilities_are_of_the_row_that_the_token_came_from(plain: Engine, drafting: Engine) -> None:
     """vllm#34497. Of the whole text at once they are the same, up to rounding."""
-    found = both(plain, drafting, max_tokens=16, logprobs=2, temperature=0.9, seed=3)
+    completion = both(plain, drafting, max_tokens=16, logprobs=2, temperature=0.9, seed=3)
     prompt = plain.tokenize(TEXT)
-    rows = plain.logits([*prompt, *found.token_ids])[len(prompt) - 1 : -1].astype("float64")
-    for row, token, each in zip(rows, found.token_ids, found.choices[0].logprobs, strict=True):
+    rows = plain.logits([*prompt, *completion.token_ids])[len(prompt) - 1 : -1].astype("float64")
+    for row, token, logprob in zip(rows, completion.token_ids, completion.choices[0].logprobs, strict=True):
         expected = row[token] - row.max() - np.log(np.exp(row - row.max()).sum())
-        assert each.logprob == pytest.approx(expected, abs=1e-4)
+        assert logprob.logprob == pytest.approx(expected, abs=1e-4)
 
 
 def test_min_p_and_bias_are_not_forgotten(plain: Engine, drafting: Engine) -> None:
     """vllm#42744."""
     both(plain, drafting, max_tokens=30, temperature=1.2, seed=1, min_p=0.2)
     token = greedy(plain, 3)[2]
-    found = both(plain, drafting, max_tokens=30, logit_bias={token: -100.0})
-    assert token not in found.token_ids
+    completion = both(plain, drafting, max_tokens=30, logit_bias={token: -100.0})
+    assert token not in completion.token_ids
 
 
 def test_penalties_count_the_tokens_of_the_run(plain: Engine, drafting: Engine) -> None:
     both(plain, drafting, max_tokens=30, frequency_penalty=1.5)
-    found = both(plain, drafting, max_tokens=10, presence_penalty=100.0, ignore_eos=True)
-    assert len(set(found.token_ids)) == 10, "none came twice"
+    completion = both(plain, drafting, max_tokens=10, presence_penalty=100.0, ignore_eos=True)
+    assert len(set(completion.token_ids)) == 10, "none came twice"
 
 
 def test_seeds_are_of_each_request(plain: Engine, drafting: Engine) -> None:
@@ -120,20 +120,20 @@ def test_seeds_are_of_each_request(plain: Engine, drafting: Engine) -> None:
     options: list[dict[str, Any]] = [
         {"max_tokens": 20, "temperature": 1.0, "seed": seed} for seed in (0, None, 1, None, 2)
     ]
-    together = drafting.generate([TEXT] * 5, [SamplingParams(**each) for each in options])
-    assert [told(together[index]) for index in (0, 2, 4)] == [told(each) for each in answers]
+    together = drafting.generate([TEXT] * 5, [SamplingParams(**option) for option in options])
+    assert [told(together[index]) for index in (0, 2, 4)] == [told(answer) for answer in answers]
 
 
 def test_choices_part_and_each_has_its_own_drafts(plain: Engine, drafting: Engine) -> None:
-    found = both(plain, drafting, max_tokens=20, temperature=1.0, seed=5, n=4)
-    assert len({choice.token_ids for choice in found.choices}) > 1
+    completion = both(plain, drafting, max_tokens=20, temperature=1.0, seed=5, n=4)
+    assert len({choice.token_ids for choice in completion.choices}) > 1
 
 
 def test_beams_are_those_without_drafts(plain: Engine, drafting: Engine) -> None:
     """They draft nothing, beside one who does."""
     params = [SamplingParams(max_tokens=12, beam_width=3, n=2), SamplingParams(max_tokens=20, temperature=0.0)]
-    found, expected = (engine.generate([TEXT, TEXT], params) for engine in (drafting, plain))
-    assert list(map(told, found)) == list(map(told, expected)) and len(found[0].choices) == 2
+    completions, expected = (engine.generate([TEXT, TEXT], params) for engine in (drafting, plain))
+    assert list(map(told, completions)) == list(map(told, expected)) and len(completions[0].choices) == 2
 
 
 def test_prefix_hits_are_not_lost(plain: Engine, drafting: Engine) -> None:
@@ -144,8 +144,8 @@ def test_prefix_hits_are_not_lost(plain: Engine, drafting: Engine) -> None:
         engine.generate(text, max_tokens=1)
         before = cache.hits
         engine.generate(text + "And", max_tokens=4)
-        found = cache.hits - before
-        assert found == len(engine.tokenize(text)) // 16 * 16 == 64
+        hits = cache.hits - before
+        assert hits == len(engine.tokenize(text)) // 16 * 16 == 64
 
 
 def drafted(blocks: int, drafts: int = 5, right: float = 1.0) -> Run:

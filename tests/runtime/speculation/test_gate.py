@@ -40,10 +40,10 @@ def settled(
 ) -> Outcome:
     """So many steps of an engine that takes so long for so many tokens, and of a drafter that takes `drafting` for a
     draft of each. depth: of its trees."""
-    found, time, tokens = [], 0.0, 0.0
+    counts, time, tokens = [], 0.0, 0.0
     for step in range(steps):
         count = gate.drafts(requests, 512)
-        found.append(count)
+        counts.append(count)
         gained = requests
         for request in range(requests if count else 0):
             accepted, deepest = 0, min(count, depth or count)
@@ -60,7 +60,7 @@ def settled(
             gate.note_plain(requests, took)
         time += (took + made) / seconds(requests)
         tokens += gained / requests
-    return Outcome(found, time, tokens)
+    return Outcome(counts, time, tokens)
 
 
 def draft(count: int, depth: int) -> Draft:
@@ -88,9 +88,9 @@ def test_as_many_drafts_as_are_free() -> None:
 
 
 def test_random_drafts_end_soon_and_cost_little() -> None:
-    found = settled(Gate(4), 1, lambda tokens: 1.0 + 0.02 * tokens, 0.0, 2000)
-    assert 0 in found.counts[4:32]
-    assert found.speed > 0.99
+    outcome = settled(Gate(4), 1, lambda tokens: 1.0 + 0.02 * tokens, 0.0, 2000)
+    assert 0 in outcome.counts[4:32]
+    assert outcome.speed > 0.99
     assert settled(Gate(4), 1, lambda tokens: 1.0 + 0.05 * tokens, 0.0, 256).speed > 0.97
 
 
@@ -241,9 +241,9 @@ def test_drafts_that_are_not_made_bring_nothing_and_cost_little() -> None:
         count = gate.drafts(1, 512)
         counts.append(count)
         if count:
-            found = count if step % 5 == 0 else 0
-            gate.note_drafts(count, draft(found, found), found)
-            gate.note_drafted(1, 1 + found, 1 + found, 1.0 + 0.1 * found, 0.01)
+            made = count if step % 5 == 0 else 0
+            gate.note_drafts(count, draft(made, made), made)
+            gate.note_drafted(1, 1 + made, 1 + made, 1.0 + 0.1 * made, 0.01)
         elif gate.wants_time:
             gate.note_plain(1, 1.0)
     assert counts[-1] == 4

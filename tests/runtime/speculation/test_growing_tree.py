@@ -17,7 +17,7 @@ Shares = Callable[[tuple[int, ...]], Sequence[float]]
 
 def grown(tree: GrowingTree, shares: Shares) -> GrowingTree:
     """Token i may follow each path with its share; what is known at a node is the sum of its path."""
-    tree.grow(None, [Candidate(*each) for each in enumerate(shares(()))], np.zeros(1, np.float32))
+    tree.grow(None, [Candidate(*share) for share in enumerate(shares(()))], np.zeros(1, np.float32))
     rows: dict[int, int] = {}
     while (level := tree.next_level()) is not None:
         for row, node in enumerate(level.nodes, level.first):
@@ -26,12 +26,12 @@ def grown(tree: GrowingTree, shares: Shares) -> GrowingTree:
             path, row = tree.path(node), rows[node]
             assert level.tokens[place] == path[-1] and level.depths[place] == len(path)
             assert level.hidden[place] == sum(path[:-1])
-            seen = {rows[each] for each in rows if tree.path(each) == path[: len(tree.path(each))]}
+            seen = {rows[member] for member in rows if tree.path(member) == path[: len(tree.path(member))]}
             assert [bool(level.masks[place] >> (row - other) & 1) for other in range(row)] == [
                 other not in seen for other in range(row)
             ]
             tree.grow(
-                node, [Candidate(*each) for each in enumerate(shares(tuple(path)))], np.full(1, sum(path), np.float32)
+                node, [Candidate(*share) for share in enumerate(shares(tuple(path)))], np.full(1, sum(path), np.float32)
             )
         assert len(level.nodes) == 1 or level.masks[-1], "which says that there is a tree"
         assert len(level.nodes) > 1 or not level.masks[-1]
@@ -39,10 +39,10 @@ def grown(tree: GrowingTree, shares: Shares) -> GrowingTree:
 
 
 def worth(shares: Shares, path: Sequence[int]) -> float:
-    found = 1.0
+    product = 1.0
     for depth, token in enumerate(path):
-        found *= shares(tuple(path[:depth]))[token]
-    return found
+        product *= shares(tuple(path[:depth]))[token]
+    return product
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -52,8 +52,8 @@ def test_no_tree_is_better(seed: int) -> None:
 
     def shares(path: tuple[int, ...]) -> list[float]:
         if path not in known:
-            each = sorted((draw.random() ** 2 for _ in range(3)), reverse=True)
-            known[path] = [share / (sum(each) + 0.1) for share in each]
+            weights = sorted((draw.random() ** 2 for _ in range(3)), reverse=True)
+            known[path] = [share / (sum(weights) + 0.1) for share in weights]
         return known[path]
 
     for most in (1, 2, 4, 6):

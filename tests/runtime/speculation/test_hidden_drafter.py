@@ -56,10 +56,10 @@ class Built:
 
     def expected(self, tokens: Sequence[int], count: int) -> list[int]:
         """The drafts after these tokens."""
-        found: list[int] = []
+        drafted: list[int] = []
         for _ in range(count):
-            found.append(int(self.target_ids[self.logits(tokens, found).argmax()]))
-        return found
+            drafted.append(int(self.target_ids[self.logits(tokens, drafted).argmax()]))
+        return drafted
 
     def logits(self, tokens: Sequence[int], drafts: Sequence[int]) -> Tensor:
         """Of what follows these drafts."""
@@ -84,8 +84,8 @@ def _model_states(model: Path) -> Callable[[Tensor], tuple[list[Tensor], Tensor]
     @cache
     def states(ids: tuple[int, ...]) -> tuple[list[Tensor], Tensor]:
         with torch.no_grad():
-            found = loaded(torch.tensor([ids]), output_hidden_states=True, use_cache=False).hidden_states
-        return [*(each[0] for each in found[:-1]), last.pop()], found[-1][0]
+            outputs = loaded(torch.tensor([ids]), output_hidden_states=True, use_cache=False).hidden_states
+        return [*(state[0] for state in outputs[:-1]), last.pop()], outputs[-1][0]
 
     return lambda ids: states(tuple(ids.tolist()))
 
@@ -104,8 +104,8 @@ def eagle3(tmp_path_factory: pytest.TempPathFactory) -> Built:
     embeddings = load_file(model / "model.safetensors")["model.embed_tokens.weight"]
 
     def combined(ids: Tensor) -> Tensor:
-        found, _ = states(ids)
-        return drafts.combined(tensors, torch.cat([found[layer] for layer in LAYERS], dim=-1), {})
+        layer_states, _ = states(ids)
+        return drafts.combined(tensors, torch.cat([layer_states[layer] for layer in LAYERS], dim=-1), {})
 
     return Built(
         "eagle3",
@@ -181,9 +181,9 @@ def test_drafts_of_latent_attention_and_experts_are_those_of_the_oracle(
     prompts = [tiny_tokens(5), tiny_tokens(60)[20:], tiny_tokens(90)[40:57]]
     params = [GREEDY, SamplingParams(max_tokens=12, temperature=0.8, seed=3), GREEDY]
     with load(built.path) as plain:
-        expected = [each.choices[0].token_ids for each in plain.generate(prompts, params)]
+        expected = [completion.choices[0].token_ids for completion in plain.generate(prompts, params)]
     with opened(built) as engine:
-        assert [each.choices[0].token_ids for each in engine.generate(prompts, params)] == expected
+        assert [completion.choices[0].token_ids for completion in engine.generate(prompts, params)] == expected
         proposals.clear()
         for prompt in prompts:
             engine.generate(prompt, GREEDY)
@@ -192,8 +192,8 @@ def test_drafts_of_latent_attention_and_experts_are_those_of_the_oracle(
 
 @pytest.fixture(params=quick_sample(KINDS, ["eagle3"]))
 def built(request: pytest.FixtureRequest) -> Built:
-    found: Built = request.getfixturevalue(request.param)
-    return found
+    model: Built = request.getfixturevalue(request.param)
+    return model
 
 
 @pytest.fixture
@@ -203,10 +203,10 @@ def proposals(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[int], list[int
     real = HiddenDrafter.propose
 
     def propose(self: HiddenDrafter, requests: Sequence[SampledRequest], most: Sequence[int]) -> list[Draft]:
-        found = proposed(real(self, requests, most))
-        for request, draft, count in zip(requests, found, most, strict=True):
+        drafts_of_step = proposed(real(self, requests, most))
+        for request, draft, count in zip(requests, drafts_of_step, most, strict=True):
             seen.append((list(request.tokens), list(draft.tokens), count))
-        return found
+        return drafts_of_step
 
     monkeypatch.setattr(HiddenDrafter, "propose", propose)
     return seen
@@ -219,9 +219,9 @@ def opened(built: Built, width: int = 1, **options: Any) -> Engine:
 
 def check(built: Built, proposals: list[tuple[list[int], list[int], int]], least: int) -> None:
     """All are there, and right."""
-    assert sum(bool(found) for _, found, _ in proposals) >= least
-    for tokens, found, count in proposals:
-        assert found == built.expected(tokens, count), f"after {len(tokens)} tokens"
+    assert sum(bool(drafted) for _, drafted, _ in proposals) >= least
+    for tokens, draft, count in proposals:
+        assert draft == built.expected(tokens, count), f"after {len(tokens)} tokens"
     proposals.clear()
 
 
@@ -257,27 +257,32 @@ def test_trees_are_those_of_the_oracle(
     real = TreeCandidates.after
 
     def after(self: TreeCandidates, executor: Executor, step: Step, places: Sequence[Place]) -> list[Following]:
-        found = [each for each in real(self, executor, step, places) if isinstance(each, Following)]
-        for (request, path), following in zip(places, found, strict=True):
-            said.append((list(request.tokens), list(path), [each.token for each in following.candidates]))
+        followings = [answer for answer in real(self, executor, step, places) if isinstance(answer, Following)]
+        for (request, path), following in zip(places, followings, strict=True):
+            said.append((list(request.tokens), list(path), [candidate.token for candidate in following.candidates]))
         shares = (0.6, 0.3, 0.05)
         return [
-            Following([Candidate(each.token, share) for each, share in zip(one.candidates, shares, strict=False)])
-            for one in found
+            Following(
+                [
+                    Candidate(candidate.token, share)
+                    for candidate, share in zip(continuation.candidates, shares, strict=False)
+                ]
+            )
+            for continuation in followings
         ]
 
     monkeypatch.setattr(TreeCandidates, "after", after)
     monkeypatch.setattr(RankTruth, "likely", lambda self, shares, depth: shares)
     with load(built.path) as plain:
         prompts = [tiny_tokens(5), tiny_tokens(60)[20:]]
-        expected = [each.choices[0].token_ids for each in plain.generate(prompts, GREEDY)]
+        expected = [completion.choices[0].token_ids for completion in plain.generate(prompts, GREEDY)]
     given = {"method": built.method, "num_speculative_tokens": 8, "tree_width": 3}
     with load(built.path, speculation=given) as engine:
-        assert [each.choices[0].token_ids for each in engine.generate(prompts, GREEDY)] == expected
+        assert [completion.choices[0].token_ids for completion in engine.generate(prompts, GREEDY)] == expected
     assert {len(path) for _, path, _ in said} >= {0, 1, 2, 3}
-    for tokens, path, found in said[:40]:
+    for tokens, path, candidates in said[:40]:
         logits = built.logits(tokens, path)
-        assert found[:3] == built.target_ids[logits.topk(3).indices].tolist(), (len(tokens), path)
+        assert candidates[:3] == built.target_ids[logits.topk(3).indices].tolist(), (len(tokens), path)
 
 
 def test_drafts_after_a_cached_prefix_are_the_same(
@@ -330,7 +335,7 @@ def test_drafts_begin_again_after_a_time_without(
         gate = engine.loop.speculation._gate  # type: ignore[union-attr]
         monkeypatch.setattr(gate, "drafts", lambda requests, room: 0 if 4 < next(steps) < 12 else MOST)
         assert engine.generate(prompt, params)[0].choices[0].token_ids == expected
-    given = [bool(found) for _, found, count in proposals if count]
+    given = [bool(draft) for _, draft, count in proposals if count]
     first_without = given.index(False)
     assert all(given[:first_without]) and 1 <= given.count(False) <= 10 and given[-1]
 
@@ -348,13 +353,13 @@ def test_an_engine_without_a_draft_says_how_to_build_one(built: Built) -> None:
 def test_tables_are_stored_once(mtp_layers: Built, tmp_path: Path) -> None:
     """Where the draft has the model's or a copy of them, also through the engine between; others are its own."""
     outer = mtp_layers.path
-    found = {}
+    places = {}
     for inner in (outer / "draft", outer / "draft" / "draft"):
         engine = read_engine(inner)
         slots = zip(engine.program.weights, engine.tensors, strict=True)
-        found[inner] = sorted(stored.path.parents[1] for slot, stored in slots if slot.shape[0] == drafts.VOCAB)
-    first, second = found
-    assert found == {first: [outer, outer], second: [outer, second]}
+        places[inner] = sorted(stored.path.parents[1] for slot, stored in slots if slot.shape[0] == drafts.VOCAB)
+    first, second = places
+    assert places == {first: [outer, outer], second: [outer, second]}
     shutil.copytree(first, tmp_path / "alone")
     with pytest.raises(EngineFormatError, match=r"no manifest.json"):
         read_engine(tmp_path / "alone")

@@ -49,8 +49,8 @@ def check(engines: Engines, drafter: str, form: str, prompts: Sequence[str]) -> 
     with load(path, speculation=speculation) as engine:
         assert one_by_one(engine, texts, params) == expected, "alone"
         assert engine.loop.speculation is not None and engine.loop.speculation.stats.accepted_tokens > 5
-        assert [told(each) for each in engine.generate(texts, params)] == expected, "among neighbours"
+        assert [told(completion) for completion in engine.generate(texts, params)] == expected, "among neighbours"
     room = 3_000_000 if form == "fp32" else 1_500_000
     with load(path, speculation=speculation, kv_cache_bytes=room, max_step_tokens=40, max_sequences=12) as engine:
-        assert [told(each) for each in engine.generate(texts, params)] == expected, "with little room"
+        assert [told(completion) for completion in engine.generate(texts, params)] == expected, "with little room"
         assert engine.loop.pool.used == 0

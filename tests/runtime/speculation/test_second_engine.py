@@ -38,13 +38,15 @@ def test_what_is_drafted_changes_no_token(path: Path, tmp_path: Path, seed: int)
     model.weights["places"] = model.weights["places"].repeat(2, 1)
     write_tiny_engine(second, model=model, limits=limits)
     with load(path, speculation=drafting(second)) as engine:
-        found = [engine.generate(prompt, max_tokens=24)[0] for prompt in PROMPTS] + engine.generate(
+        completions = [engine.generate(prompt, max_tokens=24)[0] for prompt in PROMPTS] + engine.generate(
             PROMPTS, max_tokens=24
         )
         assert engine.loop.speculation is not None
         counts = engine.loop.speculation.stats
         assert engine.loop.pool.used == 0
-    assert [list(each.token_ids) for each in found] == 2 * [tiny_model().greedy(p, 24) for p in PROMPTS]
+    assert [list(completion.token_ids) for completion in completions] == 2 * [
+        tiny_model().greedy(p, 24) for p in PROMPTS
+    ]
     assert counts.draft_tokens and (counts.accepted_tokens == counts.draft_tokens) == (seed == 0)
 
 
@@ -60,8 +62,8 @@ def test_the_draft_model_draws_with_the_noise_of_the_request(tmp_path: Path) -> 
         {"temperature": 1.0, "seed": 5, "n": 2},
     ]
     with load(path, speculation=drafting(path)) as engine:
-        for each in options:
-            engine.generate(PROMPTS[0], max_tokens=30, **each)
+        for option in options:
+            engine.generate(PROMPTS[0], max_tokens=30, **option)
         assert engine.loop.speculation is not None
         counts = engine.loop.speculation.stats
     assert counts.accepted_tokens == counts.draft_tokens > 100

@@ -33,7 +33,7 @@ def test_states_one_layer_off_cost_acceptance(tmp_path: Path) -> None:
     shifted = shutil.copytree(MODELS / "bard-eagle3", tmp_path / "shifted")
     settings = json.loads((shifted / "config.json").read_text())
     layers = settings["eagle_aux_hidden_state_layer_ids"]
-    settings["eagle_aux_hidden_state_layer_ids"] = [each - 1 for each in layers]
+    settings["eagle_aux_hidden_state_layer_ids"] = [layer - 1 for layer in layers]
     (shifted / "config.json").write_text(json.dumps(settings))
     wrong = accepted(shifted, tmp_path / "wrong.llmc")
     assert right > 0.3 and wrong < 0.85 * right

@@ -80,9 +80,9 @@ def renderer() -> Iterator[TemplateRenderer]:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_family_has_its_form(family: str) -> None:
     template = template_environment().from_string(FAMILIES[family])
-    found = fit(FAMILIES[family], lambda variables: template.render(**TOKENS, **variables), TOKENS["eos_token"])
-    assert found.form == replace(ConversationForm(), **FORMS[family])  # type: ignore[arg-type]
-    assert not found.lacks
+    fitted = fit(FAMILIES[family], lambda variables: template.render(**TOKENS, **variables), TOKENS["eos_token"])
+    assert fitted.form == replace(ConversationForm(), **FORMS[family])  # type: ignore[arg-type]
+    assert not fitted.lacks
 
 
 @pytest.mark.parametrize("tools", [None, TOOLS], ids=["without tools", "with tools"])
@@ -108,7 +108,7 @@ def test_the_wanted_ids_and_names_of_results(renderer: TemplateRenderer) -> None
     assert "tool wordfirst wordsunny call_a;" in shown and "tool wordsecond wordrain call_b;" in shown
     short = renderer.render(ChatTemplate(FAMILIES["mistral-v3"]), TemplateInput(talk)).text
     ids = {part[:9] for part in short.split("wordsunny")[1:]} | {part[:9] for part in short.split("wordrain")[1:]}
-    assert len(ids) == 2 and all(short.count(each) == 2 and each.isalnum() for each in ids)
+    assert len(ids) == 2 and all(short.count(identity) == 2 and identity.isalnum() for identity in ids)
     named = renderer.render(ChatTemplate(FAMILIES["kimi-k2"]), TemplateInput(talk)).text
     assert "functions.wordfirst:0" in named and "functions.wordsecond:1" in named
 
@@ -127,7 +127,7 @@ def test_tools_without_a_place_are_described_as_the_model_writes_calls(renderer:
     assert '<tool_call>\n{"name": "NAME", "arguments": {"ARGUMENT": "VALUE"}}\n</tool_call>' in hermes
     granite = renderer.render(ChatTemplate(FAMILIES["granite-3"]), TemplateInput([*given.messages, AGENT[4]])).text
     calls = json.loads(granite.split("<|tool_call|>")[1])
-    assert [each["name"] for each in calls] == ["wordfirst", "wordsecond"]
+    assert [tool_call["name"] for tool_call in calls] == ["wordfirst", "wordsecond"]
 
 
 def test_what_no_form_shows_is_told_and_refused(renderer: TemplateRenderer) -> None:

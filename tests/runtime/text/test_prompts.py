@@ -44,25 +44,25 @@ def test_every_form_of_a_prompt_is_that_prompt(engine: Engine) -> None:
     texts = ["A king", "B", "C"]
     ids = [engine.tokenize(text) for text in texts]
     wanted = engine.generate(texts, max_tokens=3)
-    assert [list(c.token_ids) for c in wanted] == [MODEL.greedy(each, 3) for each in ids]
+    assert [list(c.token_ids) for c in wanted] == [MODEL.greedy(prompt_ids, 3) for prompt_ids in ids]
     many: list[Any] = [
         tuple(texts),
         (text for text in texts),
         map(str.strip, texts),
         dict.fromkeys(texts).keys(),
         ids,
-        (tuple(each) for each in ids),
-        [np.array(each) for each in ids],
-        [torch.tensor(each) for each in ids],
+        (tuple(prompt_ids) for prompt_ids in ids),
+        [np.array(prompt_ids) for prompt_ids in ids],
+        [torch.tensor(prompt_ids) for prompt_ids in ids],
         [{"prompt": text} for text in texts],
-        [{"prompt_token_ids": each} for each in ids],
-        ({"prompt": "is not read", "prompt_token_ids": np.array(each)} for each in ids),
+        [{"prompt_token_ids": prompt_ids} for prompt_ids in ids],
+        ({"prompt": "is not read", "prompt_token_ids": np.array(prompt_ids)} for prompt_ids in ids),
         ["A king", ids[1], {"prompt": "C"}],
     ]
     for prompts in many:
         assert engine.generate(prompts, max_tokens=3) == wanted
-    one: list[Any] = ["A king", ids[0], tuple(ids[0]), iter(ids[0]), np.array(ids[0]), torch.tensor(ids[0])]
-    for prompt in [*one, {"prompt": "A king"}, {"prompt_token_ids": ids[0]}, ["A king"]]:
+    forms: list[Any] = ["A king", ids[0], tuple(ids[0]), iter(ids[0]), np.array(ids[0]), torch.tensor(ids[0])]
+    for prompt in [*forms, {"prompt": "A king"}, {"prompt_token_ids": ids[0]}, ["A king"]]:
         assert engine.generate(prompt, max_tokens=3) == wanted[:1]
     singles: Any = torch.tensor([[5], [6], [7]])
     assert engine.generate(singles, max_tokens=3) == engine.generate([[5], [6], [7]], max_tokens=3)
@@ -166,7 +166,10 @@ def test_the_asyncio_engine_takes_texts_ids_and_messages(tmp_path: Path, engine:
                 return sum((c.token_ids for output in outputs for c in output.choices), ())
 
             same: list[Any] = ["A king", ids, {"prompt": "A king"}, {"prompt_token_ids": ids}]
-            assert await asyncio.gather(*(tokens(each, max_tokens=3) for each in same)) == [wanted.token_ids] * 4
+            assert (
+                await asyncio.gather(*(tokens(prompt_form, max_tokens=3) for prompt_form in same))
+                == [wanted.token_ids] * 4
+            )
             params = SamplingParams(max_tokens=3)
             assert await tokens("A king", params=params, streams=False) == wanted.token_ids
             whole = GenerationRequest(prompt_token_ids=tuple(ids), params=params, request_id="mine")
@@ -244,7 +247,7 @@ def test_what_users_see_says_in_one_line_what_it_is(engine: Engine) -> None:
             f"GenerationRequest('a', prompt of 2 tokens, {params!r})",
         ),
     ]
-    assert [repr(each) for each, _ in shown] == [text for _, text in shown]
+    assert [repr(value) for value, _ in shown] == [text for _, text in shown]
     assert repr(engine.manifest) == "<Manifest of tiny for reference: 4 files>"
     long = Choice("x" * 1000, tuple(range(1000)), "stop")
     assert len(repr(long)) < 120 and "\n" not in repr(Choice("a\nb", (1,), "stop"))

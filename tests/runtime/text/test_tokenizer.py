@@ -50,12 +50,12 @@ def test_without_a_tokenizer_tokens_have_no_bytes(tmp_path: Path) -> None:
 
 def test_few_of_the_texts_that_were_looked_for_are_kept(tmp_path: Path) -> None:
     tokenizer = tokenizer_at(tmp_path, BARD.read_text(encoding="utf-8"))
-    found = tokenizer.tokens_containing("king")
-    assert found and all(b"king" in tokenizer.token_bytes(token) for token in found)
+    tokens = tokenizer.tokens_containing("king")
+    assert tokens and all(b"king" in tokenizer.token_bytes(token) for token in tokens)
     for number in range(300):
         tokenizer.tokens_containing(f"none has {number}")
     assert len(tokenizer._containing) <= 256
-    assert tokenizer.tokens_containing("king") == found
+    assert tokenizer.tokens_containing("king") == tokens
 
 
 def test_cut_texts_keep_their_special_ends(tmp_path: Path) -> None:
@@ -96,9 +96,9 @@ def test_offsets_of_a_prompt_skip_special_tokens_that_its_text_has_not(tmp_path:
     tokenizer = tokenizer_at(tmp_path, fast.to_str())
     for text in ("The kïng", "The <|bos|> 🙂", "東 <|bos|>"):
         ids = tokenizer.encode(text)
-        found = prompt_offsets(tokenizer, text, ids)
-        assert ids[0] == ids[-1] == 0 and (found[0], found[-1]) == (0, len(text))
-        places = [*found[1:-1], len(text)]
+        offsets = prompt_offsets(tokenizer, text, ids)
+        assert ids[0] == ids[-1] == 0 and (offsets[0], offsets[-1]) == (0, len(text))
+        places = [*offsets[1:-1], len(text)]
         pieces = [text[begin:end] for begin, end in pairwise(places)]
         assert "".join(pieces) == text
         for token, piece in zip(ids[1:-1], pieces, strict=True):

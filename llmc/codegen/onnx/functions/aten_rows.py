@@ -135,7 +135,7 @@ def scalar_tensor(b: Body, s: float, result: Value) -> str:
 
 def arange(b: Body, end: int | Value, result: Value, start: int | Value = 0, step: int = 1) -> str:
     """Range."""
-    bounds = (b.integer(int(each)) if isinstance(each, int | float) else each for each in (start, end, step))
+    bounds = (b.integer(int(bound)) if isinstance(bound, int | float) else bound for bound in (start, end, step))
     whole = b("Range", *bounds)
     return whole if result.dtype is torch.int64 else b.cast(whole, result.dtype)
 

@@ -65,7 +65,7 @@ def select(b: Body, self: Value, dim: int, index: int | Value) -> str:
 def slice_(b: Body, self: Value, dim: int, start: Any, end: Any, step: int) -> str:
     """Slice."""
     bounds = [0 if start is None else start, END if end is None else end]
-    return b("Slice", self, *(b.sizes([each]) for each in bounds), b.integers([dim]), b.integers([step]))
+    return b("Slice", self, *(b.sizes([bound]) for bound in bounds), b.integers([dim]), b.integers([step]))
 
 
 def cat(b: Body, tensors: Sequence[Value], dim: int) -> str:
@@ -76,7 +76,7 @@ def cat(b: Body, tensors: Sequence[Value], dim: int) -> str:
 def stack(b: Body, tensors: Sequence[Value], dim: int) -> str:
     """Concat along a new axis."""
     axis = dim % (len(tensors[0].shape) + 1)
-    return b("Concat", *(b.unsqueeze(each, axis) for each in tensors), axis=axis)
+    return b("Concat", *(b.unsqueeze(tensor, axis) for tensor in tensors), axis=axis)
 
 
 def split_with_sizes(b: Body, self: Value, split_sizes: Sizes, dim: int) -> tuple[str, ...]:
@@ -86,7 +86,7 @@ def split_with_sizes(b: Body, self: Value, split_sizes: Sizes, dim: int) -> tupl
 
 def split(b: Body, self: Value, result: Sequence[Value], dim: int) -> tuple[str, ...]:
     """Split, in the sizes that the results have."""
-    return b.several("Split", len(result), self, b.integers([each.size(dim) for each in result]), axis=dim)
+    return b.several("Split", len(result), self, b.integers([part.size(dim) for part in result]), axis=dim)
 
 
 def unbind(b: Body, self: Value, result: Sequence[Value], dim: int) -> tuple[str, ...]:
@@ -117,15 +117,17 @@ def gather(b: Body, self: Value, dim: int, index: Value) -> str:
 
 def index(b: Body, self: Value, indices: Sequence[Value | None]) -> str:
     """Gather along the one axis that has an index; GatherND where the first axes have one each, or a mask."""
-    given = [(axis, each) for axis, each in enumerate(indices) if each is not None]
-    if len(given) == 1 and given[0][1].dtype is not torch.bool:
-        return b("Gather", self, given[0][1], axis=given[0][0])
-    if [axis for axis, _ in given] != list(range(len(given))) or any(each.dtype is torch.bool for _, each in given):
+    indexed = [(axis, entry) for axis, entry in enumerate(indices) if entry is not None]
+    if len(indexed) == 1 and indexed[0][1].dtype is not torch.bool:
+        return b("Gather", self, indexed[0][1], axis=indexed[0][0])
+    if [axis for axis, _ in indexed] != list(range(len(indexed))) or any(
+        entry.dtype is torch.bool for _, entry in indexed
+    ):
         raise NotInOnnx("the axes that are looked up are not the first ones")
-    shape: Operand = b("Shape", given[0][1])
-    for _, each in given[1:]:
-        shape = b("Shape", b("Expand", each, shape))
-    columns = [b.unsqueeze(b("Expand", b.cast(each, torch.int64), shape), -1) for _, each in given]
+    shape: Operand = b("Shape", indexed[0][1])
+    for _, tensor in indexed[1:]:
+        shape = b("Shape", b("Expand", tensor, shape))
+    columns = [b.unsqueeze(b("Expand", b.cast(entry, torch.int64), shape), -1) for _, entry in indexed]
     return b("GatherND", self, b("Concat", *columns, axis=-1))
 
 
@@ -133,7 +135,7 @@ def diff(b: Body, self: Value, dim: int, prepend: Value | None, append: Value | 
     """Subtract from each element the one before."""
     whole: Operand = self
     if prepend is not None or append is not None:
-        whole = b("Concat", *(each for each in (prepend, self, append) if each is not None), axis=dim)
+        whole = b("Concat", *(part for part in (prepend, self, append) if part is not None), axis=dim)
     axis = dim % len(self.shape)
     return b("Sub", b.slice(whole, axis, 1, END), b.slice(whole, axis, 0, -1))
 
@@ -147,7 +149,9 @@ def arithmetic(op: str) -> Any:
     """The function of Python's arithmetic on sizes."""
 
     def build(b: Body, operand_0: int | Value, operand_1: int | Value) -> str:
-        return b(op, *(b.integer(each) if isinstance(each, int) else each for each in (operand_0, operand_1)))
+        return b(
+            op, *(b.integer(operand) if isinstance(operand, int) else operand for operand in (operand_0, operand_1))
+        )
 
     return build
 

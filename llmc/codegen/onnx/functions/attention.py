@@ -33,7 +33,7 @@ def attention(
     rows = b.unsqueeze(b("Range", b.integer(0), tokens, b.integer(1)), 0)
     visible = _visible(b, b.unsqueeze(rows, 2), b.unsqueeze(rows, 1), window)
     queries = b.unsqueeze(b.transpose(b.reshape(q, -1, kv_heads, heads // kv_heads, q.size(2)), 1, 2, 0, 3), 0)
-    keys, values = (b.unsqueeze(b.transpose(each, 1, 0, 2), 0) for each in (k, v))
+    keys, values = (b.unsqueeze(b.transpose(tensor, 1, 0, 2), 0) for tensor in (k, v))
     keys = b("Concat", keys, values, axis=3) if latent else keys
     out = _attend(b, queries, keys, values, visible, heads // kv_heads, q.size(2), scale, softcap, sinks)
     return b.reshape(b.transpose(b.squeeze(out, 0), 2, 0, 1, 3), -1, heads, v.size(2))
@@ -128,7 +128,7 @@ def _written(b: Body, values: Value, cache: Value, slot_mapping: Value) -> str:
     blocks = b("Expand", b.unsqueeze(b("Div", slots, block_size), 1), shape)
     places = b("Expand", b.unsqueeze(b("Mod", slots, block_size), 1), shape)
     every_head = b("Expand", b.constant(np.arange(heads)[None]), shape)
-    indices = b("Concat", *(b.unsqueeze(each, 2) for each in (blocks, every_head, places)), axis=2)
+    indices = b("Concat", *(b.unsqueeze(column, 2) for column in (blocks, every_head, places)), axis=2)
     return b("ScatterND", cache, indices, values)
 
 

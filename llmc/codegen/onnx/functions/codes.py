@@ -79,8 +79,8 @@ def _expanded(b: Body, values: Value, masks: Value, columns: int) -> str:
     bits = b("BitwiseAnd", shifted, b.constant(np.array(1, np.uint64)))
     kept = b.slice(b.reshape(b("Cast", bits, to=TensorProto.INT64), masks.size(0), -1), 1, 0, columns)
     before = b("Sub", b("CumSum", b.reshape(kept, -1), b.integer(0)), b.integer(1))
-    found = b("Gather", values, b("Max", before, b.integer(0)), axis=0)
-    return b("Where", b("Cast", kept, to=TensorProto.BOOL), b.reshape(found, -1, columns), b.number(0.0))
+    gathered = b("Gather", values, b("Max", before, b.integer(0)), axis=0)
+    return b("Where", b("Cast", kept, to=TensorProto.BOOL), b.reshape(gathered, -1, columns), b.number(0.0))
 
 
 def round_tokens(b: Body, x: Value, scale: Value | None, format: str, group: int | None) -> str:

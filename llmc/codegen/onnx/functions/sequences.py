@@ -89,24 +89,24 @@ def scan(b: Body, sequences: Sequences, rule: Rule, inputs: Sequence[str], axes:
     elements = [f"row_{index}" for index in range(len(inputs))]
     after, y = rule(inner, "before", elements)
     kinds = {"before": TensorProto.FLOAT, **dict.fromkeys(elements, TensorProto.FLOAT)}
-    given = list(inputs)
+    names = list(inputs)
     if sequences.is_row is not None:
         is_row = inner.unsqueeze("is_row", *range(1, axes))
         after = inner("Where", is_row, after, "before")
         kinds["is_row"] = TensorProto.BOOL
-        given.append(sequences.is_row)
+        names.append(sequences.is_row)
     body = inner.graph("token", kinds, {after: TensorProto.FLOAT, inner("Identity", y): TensorProto.FLOAT})
-    state, found = b.several(
+    state, outputs = b.several(
         "Scan",
         2,
         sequences.before,
-        *given,
+        *names,
         body=body,
-        num_scan_inputs=len(given),
-        scan_input_axes=[1] * len(given),
+        num_scan_inputs=len(names),
+        scan_input_axes=[1] * len(names),
         scan_output_axes=[1],
     )
-    return sequences.results(found, state)
+    return sequences.results(outputs, state)
 
 
 def behind(b: Body, sequences: Sequences, rows: str, count: int) -> str:

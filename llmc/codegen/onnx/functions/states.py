@@ -53,14 +53,14 @@ def linear_attention(
     def rule(inner: Body, before: str, rows: Sequence[str]) -> tuple[str, str]:
         q_row, k_row, added, kept, *betas = rows
         state = inner("Mul", kept, before)
-        for each in betas:
-            added = inner("Mul", each, inner("Sub", added, inner("MatMul", k_row, state)))
+        for beta_row in betas:
+            added = inner("Mul", beta_row, inner("Sub", added, inner("MatMul", k_row, state)))
         after = inner("Add", state, inner("Mul", inner.transpose(k_row, 0, 1, 3, 2), added))
         return after, inner.squeeze(inner("MatMul", q_row, after), 2)
 
     heads = v.size(1)
     of = sequences(b, q, (heads, k.size(2), v.size(2)), step)
-    inputs = [b.unsqueeze(of.rows(_repeated(b, each, heads)), 3) for each in (q, k)]
+    inputs = [b.unsqueeze(of.rows(_repeated(b, tensor, heads)), 3) for tensor in (q, k)]
     inputs.append(b.unsqueeze(of.rows(v), 3))
     kept = b("Exp", of.rows(decay))
     inputs.append(b.unsqueeze(kept, *((3, 4) if len(decay.shape) == 2 else (4,))))

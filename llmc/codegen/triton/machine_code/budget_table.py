@@ -10,8 +10,8 @@ from llmc.codegen.triton.machine_code.budget import Budget
 
 def budgets() -> dict[str, Budget]:
     """Return every `Budget` in the modules of kernels, by the name of its function."""
-    found: dict[str, Budget] = {}
+    table: dict[str, Budget] = {}
     for file in pkgutil.walk_packages(kernels.__path__, f"{kernels.__name__}."):
         module = importlib.import_module(file.name)
-        found |= {value.function: value for value in vars(module).values() if isinstance(value, Budget)}
-    return found
+        table |= {value.function: value for value in vars(module).values() if isinstance(value, Budget)}
+    return table

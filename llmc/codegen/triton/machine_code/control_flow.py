@@ -40,7 +40,7 @@ class ControlFlow:
                 bodies.setdefault(header, {header}).update(self._body(source, header))
         working = {header: body for header, body in bodies.items() if self._is_work(body)}
         return [
-            Loop(tuple(each for block in sorted(body) for each in self.blocks[block]), frozenset(body))
+            Loop(tuple(instruction for block in sorted(body) for instruction in self.blocks[block]), frozenset(body))
             for header, body in working.items()
             if not any(other != header and other in body for other in working)
         ]
@@ -54,7 +54,7 @@ class ControlFlow:
 
     def _is_work(self, body: set[int]) -> bool:
         """Whether it does more than wait at a barrier, or jump to itself as the end of a function does."""
-        return any(_WORK.match(each.name) for block in body for each in self.blocks[block])
+        return any(_WORK.match(instruction.name) for block in body for instruction in self.blocks[block])
 
     def _body(self, source: int, header: int) -> set[int]:
         body, pending = {header}, [source]
@@ -69,14 +69,14 @@ class ControlFlow:
     def _dominators(self) -> dict[int, set[int]]:
         """Blocks that every path to a block goes through, itself included; only of blocks that are reached."""
         parents = nx.immediate_dominators(self.graph, 0)
-        found: dict[int, set[int]] = {}
+        dominators: dict[int, set[int]] = {}
         for block in parents:
-            chain, each = {block}, block
-            while each != 0:
-                each = parents[each]
-                chain.add(each)
-            found[block] = chain
-        return found
+            chain, ancestor = {block}, block
+            while ancestor != 0:
+                ancestor = parents[ancestor]
+                chain.add(ancestor)
+            dominators[block] = chain
+        return dominators
 
     def _block_of(self, instruction: Instruction) -> int:
         return max(start for start in self.blocks if start <= instruction.address)
@@ -85,15 +85,15 @@ class ControlFlow:
 def control_flow(instructions: Sequence[Instruction]) -> ControlFlow:
     """The control flow of a kernel, from its jumps."""
     starts = {0}
-    for each, following in pairwise(instructions):
-        if each.name in _JUMPS:
+    for instruction, following in pairwise(instructions):
+        if instruction.name in _JUMPS:
             starts.add(following.address)
-    starts |= {target for each in instructions if (target := _target(each)) is not None}
+    starts |= {target for jump in instructions if (target := _target(jump)) is not None}
     blocks: dict[int, list[Instruction]] = {}
-    for each in instructions:
-        if each.address in starts:
-            blocks[each.address] = []
-        blocks[max(blocks)].append(each)
+    for instruction in instructions:
+        if instruction.address in starts:
+            blocks[instruction.address] = []
+        blocks[max(blocks)].append(instruction)
     graph: nx.DiGraph[int] = nx.DiGraph()
     graph.add_nodes_from(blocks)
     ordered = sorted(blocks)
@@ -105,14 +105,14 @@ def control_flow(instructions: Sequence[Instruction]) -> ControlFlow:
         goes_on = last.name not in _JUMPS or last.predicate is not None or _is_conditional(last)
         if goes_on and behind is not None:
             graph.add_edge(start, behind)
-    return ControlFlow({start: tuple(each) for start, each in blocks.items()}, graph)
+    return ControlFlow({start: tuple(members) for start, members in blocks.items()}, graph)
 
 
 def _target(instruction: Instruction) -> int | None:
     if instruction.name != "BRA":
         return None
-    found = _TARGET.search(instruction.operands)
-    return None if found is None else int(found[1], 16)
+    match = _TARGET.search(instruction.operands)
+    return None if match is None else int(match[1], 16)
 
 
 def _is_conditional(instruction: Instruction) -> bool:

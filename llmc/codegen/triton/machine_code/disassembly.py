@@ -87,9 +87,9 @@ def disassemble(binary: Path, entry: str) -> MachineCode:
         ToolchainError: Triton is missing, or its nvdisasm fails on the file or has no such kernel.
     """
     version, functions = json.loads(_nvdisasm(binary))
-    function = next((each for each in functions if each["function-name"] == entry), None)
+    function = next((record for record in functions if record["function-name"] == entry), None)
     if function is None:
-        names = ", ".join(each["function-name"] for each in functions)
+        names = ", ".join(record["function-name"] for record in functions)
         raise ToolchainError(
             f"the cubin has no kernel {entry}, only {names or 'none'}",
             at=binary,
@@ -97,8 +97,8 @@ def disassemble(binary: Path, entry: str) -> MachineCode:
         )
     words = _control_words(binary, entry, function["start"], len(function["sass-instructions"]))
     instructions = tuple(
-        _instruction(number * _INSTRUCTION_BYTES, each, word)
-        for number, (each, word) in enumerate(zip(function["sass-instructions"], words, strict=True))
+        _instruction(number * _INSTRUCTION_BYTES, record, word)
+        for number, (record, word) in enumerate(zip(function["sass-instructions"], words, strict=True))
     )
     sm = version["SM"]["version"]
     return MachineCode(sm["major"] * 10 + sm["minor"], instructions)
@@ -114,25 +114,25 @@ def _nvdisasm(binary: Path) -> str:
             fix="install it: pip install 'llmc-compiler[gpu]'",
         ) from None
 
-    found = subprocess.run([knobs.nvidia.nvdisasm.path, "-json", str(binary)], capture_output=True, text=True)
-    if found.returncode:
-        reason = (found.stderr.strip() or "no message").splitlines()[-1]
+    result = subprocess.run([knobs.nvidia.nvdisasm.path, "-json", str(binary)], capture_output=True, text=True)
+    if result.returncode:
+        reason = (result.stderr.strip() or "no message").splitlines()[-1]
         raise ToolchainError(
             f"nvdisasm cannot read the cubin: {reason}", at=binary, fix="build the engine again on this machine"
         )
-    return found.stdout
+    return result.stdout
 
 
-def _instruction(address: int, each: dict[str, str], word: int) -> Instruction:
-    name, *modifiers = each["opcode"].split(".")
+def _instruction(address: int, entry: dict[str, str], word: int) -> Instruction:
+    name, *modifiers = entry["opcode"].split(".")
     control = word >> 41
     scoreboard = control >> 5 & 7
     return Instruction(
         address=address,
         name=name,
         modifiers=tuple(modifiers),
-        operands=each.get("operands", ""),
-        predicate=each.get("predicate"),
+        operands=entry.get("operands", ""),
+        predicate=entry.get("predicate"),
         stall=control & 15,
         write_scoreboard=None if scoreboard == _NO_SCOREBOARD else scoreboard,
         waits=frozenset(number for number in range(6) if control >> 11 >> number & 1),

@@ -48,7 +48,7 @@ class KernelCode:
         return self.code.instructions if best is None else best.instructions
 
     def _work(self, loop: Loop) -> tuple[int, int, int]:
-        copies = sum(each.name in _BULK_COPIES for each in loop.instructions)
+        copies = sum(instruction.name in _BULK_COPIES for instruction in loop.instructions)
         return self.stream_bytes(loop.instructions), copies + _count(loop.instructions, *_MATRIX), len(loop.blocks)
 
     @cached_property
@@ -58,14 +58,15 @@ class KernelCode:
     def stream_loads(self, instructions: Sequence[Instruction]) -> list[Instruction]:
         """Loads and asynchronous copies of the streams, among some instructions."""
         return [
-            each
-            for each in instructions
-            if each.name in ("LDG", "LDGSTS") and self._accessed.get(each.address, frozenset()) & set(self.streams)
+            instruction
+            for instruction in instructions
+            if instruction.name in ("LDG", "LDGSTS")
+            and self._accessed.get(instruction.address, frozenset()) & set(self.streams)
         ]
 
     def stream_bytes(self, instructions: Sequence[Instruction]) -> int:
         """Bytes of the streams that a thread reads in some instructions, each carried out once."""
-        return sum(each.width for each in self.stream_loads(instructions))
+        return sum(load.width for load in self.stream_loads(instructions))
 
     @property
     def instructions_per_byte(self) -> float | None:
@@ -79,7 +80,7 @@ class KernelCode:
     @property
     def narrow_loads(self) -> int:
         """Loads of the streams in the main loop that are narrower than 16 bytes per thread."""
-        return sum(each.width < 16 for each in self.stream_loads(self.main_loop))
+        return sum(load.width < 16 for load in self.stream_loads(self.main_loop))
 
     @property
     def blocks_per_sm(self) -> int:
@@ -93,20 +94,20 @@ class KernelCode:
         For loads into registers: the maximum between two waits, by the scoreboards, in two iterations of the main loop.
         For copies into shared memory: all stages of the ring except the one that is being read.
         """
-        if any(each.name in ("LDGSTS", *_BULK_COPIES) for each in self.code.instructions):
+        if any(instruction.name in ("LDGSTS", *_BULK_COPIES) for instruction in self.code.instructions):
             stages = max(2, self.kernel.num_stages)
             return self.binary.shared_bytes * self.blocks_per_sm * (stages - 1) // stages
         return self._outstanding() * self.binary.threads * self.blocks_per_sm
 
     def _outstanding(self) -> int:
-        loads = {each.address for each in self.stream_loads(self.main_loop)}
+        loads = {load.address for load in self.stream_loads(self.main_loop)}
         pending: dict[int, int] = {}
         most = 0
-        for each in (*self.main_loop, *self.main_loop):
-            for scoreboard in each.waits:
+        for instruction in (*self.main_loop, *self.main_loop):
+            for scoreboard in instruction.waits:
                 pending.pop(scoreboard, None)
-            if each.address in loads and each.write_scoreboard is not None:
-                pending[each.write_scoreboard] = pending.get(each.write_scoreboard, 0) + each.width
+            if instruction.address in loads and instruction.write_scoreboard is not None:
+                pending[instruction.write_scoreboard] = pending.get(instruction.write_scoreboard, 0) + instruction.width
             most = max(most, sum(pending.values()))
         return most
 
@@ -149,45 +150,51 @@ class KernelCode:
     def unfused_multiplies(self) -> int:
         """Sums in the main loop of a product that was rounded, where one instruction could do both."""
         products: set[int] = set()
-        found = 0
-        for each in self.main_loop:
-            numbers = [register.number for register in each.registers if not register.is_uniform]
-            if each.name == "FADD" and products.intersection(numbers[1:]):
-                found += 1
+        unfused = 0
+        for instruction in self.main_loop:
+            numbers = [register.number for register in instruction.registers if not register.is_uniform]
+            if instruction.name == "FADD" and products.intersection(numbers[1:]):
+                unfused += 1
             products.difference_update(numbers[:1])
-            if each.name == "FMUL":
+            if instruction.name == "FMUL":
                 products.update(numbers[:1])
-        return found
+        return unfused
 
     @property
     def exits_before_wait(self) -> int:
         """Ways out of the kernel that do not wait for the launch before it."""
-        return sum(each.name == "EXIT" and not self._is_behind_wait(each) for each in self.code.instructions)
+        return sum(
+            instruction.name == "EXIT" and not self._is_behind_wait(instruction)
+            for instruction in self.code.instructions
+        )
 
     @property
     def stores_before_wait(self) -> int:
         """Stores to global memory that do not wait for the launch before it."""
         names = ("STG", "RED", "ATOMG", "UTMASTG")
-        return sum(each.name in names and not self._is_behind_wait(each) for each in self.code.instructions)
+        return sum(
+            instruction.name in names and not self._is_behind_wait(instruction)
+            for instruction in self.code.instructions
+        )
 
     @property
     def stream_loads_before_wait(self) -> int:
         """Loads of the streams, and bulk copies, that are under way when the wait for the launch before begins."""
-        wait = next((each.address for each in self.code.instructions if each.name == _WAIT), None)
+        wait = next((instruction.address for instruction in self.code.instructions if instruction.name == _WAIT), None)
         if wait is None:
             return 0
-        before = [each for each in self.code.instructions if each.address < wait]
+        before = [instruction for instruction in self.code.instructions if instruction.address < wait]
         return len(self.stream_loads(before)) + _count(before, *_BULK_COPIES)
 
     @property
     def releases_dependents_first(self) -> bool:
         """Whether the next launch is let in before the wait for the one before."""
-        names = [each.name for each in self.code.instructions]
+        names = [instruction.name for instruction in self.code.instructions]
         return _LAUNCH_DEPENDENTS in names and _WAIT in names and names.index(_LAUNCH_DEPENDENTS) < names.index(_WAIT)
 
     def _is_behind_wait(self, instruction: Instruction) -> bool:
-        waits = (each for each in self.code.instructions if each.name == _WAIT)
-        return any(self.flow.dominating(each, instruction) for each in waits)
+        waits = (wait for wait in self.code.instructions if wait.name == _WAIT)
+        return any(self.flow.dominating(wait, instruction) for wait in waits)
 
 
 def kernel_code(
@@ -198,4 +205,4 @@ def kernel_code(
 
 
 def _count(instructions: Sequence[Instruction], *names: str) -> int:
-    return sum(each.name in names for each in instructions)
+    return sum(instruction.name in names for instruction in instructions)

@@ -85,17 +85,17 @@ def program_findings(
         code = kernel_code(kernel, binary, engine / binary.file, target, budget.streams)
         return KernelFindings(code, check_budget(code, budget))
 
-    checked = [each for each in program.kernels if each.function in known and target.arch_name in each.binaries]
+    checked = [kernel for kernel in program.kernels if kernel.function in known and target.arch_name in kernel.binaries]
     with ThreadPoolExecutor() as threads:
         return tuple(threads.map(check, filter(wanted, checked)))
 
 
 def check_budget(code: KernelCode, budget: Budget) -> tuple[Finding, ...]:
     """Return each limit of the budget for the kernel's target, with the kernel's figure."""
-    found = []
+    findings = []
     for limit in budget.all_limits:
         if limit.is_for(code.target):
             figure = getattr(code, limit.figure)
             value = None if figure is None else float(figure)
-            found.append(Finding(limit, value, value is not None and limit.is_met(value, code.target)))
-    return tuple(found)
+            findings.append(Finding(limit, value, value is not None and limit.is_met(value, code.target)))
+    return tuple(findings)

@@ -47,20 +47,20 @@ def accessed_parameters(
     base = _FIRST_PARAMETER[arch // 10]
     constants = {base + offset: name for offset, name in parameter_offsets(parameters).items()}
     entering: dict[int, _Origins] = {0: {}}
-    pending, found = [0], dict[int, frozenset[str]]()
+    pending, accessed = [0], dict[int, frozenset[str]]()
     while pending:
         block = pending.pop()
         origins = dict(entering[block])
         for instruction in flow.blocks[block]:
             if instruction.name in GLOBAL_ACCESSES:
                 names = (origins.get(register, frozenset()) for register in _address_registers(instruction))
-                found[instruction.address] = frozenset().union(*names)
+                accessed[instruction.address] = frozenset().union(*names)
             _step(origins, instruction, constants)
         for following in flow.graph.successors(block):
             is_new = following not in entering
             if _merge(entering.setdefault(following, {}), origins) or is_new:
                 pending.append(following)
-    return found
+    return accessed
 
 
 def _merge(into: _Origins, origins: _Origins) -> bool:
@@ -81,9 +81,9 @@ def _step(origins: _Origins, instruction: Instruction, constants: Mapping[int, s
     for index in range(_results(instruction)):
         names = frozenset[str]()
         if instruction.name not in _DATA:
-            names = names.union(*(origins.get(each, frozenset()) for each in sources))
+            names = names.union(*(origins.get(register, frozenset()) for register in sources))
             read = {int(offset, 16) for offset in _CONSTANT.findall(instruction.operands)}
-            names |= {constants[each + 4 * index] for each in read if each + 4 * index in constants}
+            names |= {constants[offset + 4 * index] for offset in read if offset + 4 * index in constants}
         result = Register(first.number + index, first.is_uniform)
         origins[result] = names if instruction.predicate is None else origins.get(result, frozenset()) | names
 
@@ -102,5 +102,5 @@ def _results(instruction: Instruction) -> int:
 
 def _address_registers(instruction: Instruction) -> list[Register]:
     """Registers of a global address; a copy to shared memory also has a shared address."""
-    found = _DESCRIBED.findall(instruction.operands) or _BRACKETED.findall(instruction.operands)[-1:]
-    return [Register(int(number), kind == "UR") for text in found for kind, number in _NUMBERED.findall(text)]
+    brackets = _DESCRIBED.findall(instruction.operands) or _BRACKETED.findall(instruction.operands)[-1:]
+    return [Register(int(number), kind == "UR") for text in brackets for kind, number in _NUMBERED.findall(text)]

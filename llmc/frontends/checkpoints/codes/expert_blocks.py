@@ -24,7 +24,7 @@ EXPERT_BLOCKS = CodeLayout(("blocks", "scales"), (), _shape, _unpack)
 
 def find_blocks(files: SafetensorsSource, scheme: StoredScheme) -> dict[str, PackedWeight]:
     """Return every such matrix. Raises CheckpointError for one whose tensors do not fit."""
-    found: dict[str, PackedWeight] = {}
+    packed: dict[str, PackedWeight] = {}
     for blocks in files.names():
         name = blocks.removesuffix("_blocks")
         if name == blocks:
@@ -40,5 +40,5 @@ def find_blocks(files: SafetensorsSource, scheme: StoredScheme) -> dict[str, Pac
                 fix="download the whole checkpoint again",
             )
         parts = StoredParts(files, {"blocks": blocks, "scales": scales})
-        found[name] = PackedWeight(name, _shape(parts, scheme), parts, scheme, None, shape[0])
-    return found
+        packed[name] = PackedWeight(name, _shape(parts, scheme), parts, scheme, None, shape[0])
+    return packed

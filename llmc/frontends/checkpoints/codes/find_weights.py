@@ -34,21 +34,21 @@ def find_weights(files: SafetensorsSource, stored: StoredQuantization) -> tuple[
     first = next(iter(stored.schemes))
     is_blocks = first.layout is EXPERT_BLOCKS
     unused: set[str] = set()
-    found = find_blocks(files, first) if is_blocks else _find_modules(files, stored, unused)
-    if not found:
+    weights = find_blocks(files, first) if is_blocks else _find_modules(files, stored, unused)
+    if not weights:
         ending = "_blocks" if is_blocks else f".{first.layout.required[-1]}"
         raise CheckpointError(
             f"config.json declares {first.method} weights, but no tensor ends in {ending}",
             at=files.directory,
             fix="check that config.json belongs to these weights",
         )
-    return found, unused
+    return weights, unused
 
 
 def _find_modules(files: SafetensorsSource, stored: StoredQuantization, unused: set[str]) -> dict[str, PackedWeight]:
-    found: dict[str, PackedWeight] = {}
+    weights: dict[str, PackedWeight] = {}
     for module, tensors in _modules(files, stored).items():
-        suffix = next((each for each in _UNREAD if each in tensors), None)
+        suffix = next((ending for ending in _UNREAD if ending in tensors), None)
         if suffix is not None:
             seen, known, method = _UNREAD[suffix]
             raise unread(f"{seen}, which {module} has,", known, files.entry(tensors[suffix]).file, method)
@@ -56,11 +56,11 @@ def _find_modules(files: SafetensorsSource, stored: StoredQuantization, unused: 
         names = {suffix: tensors[suffix] for suffix in _read(scheme) if suffix in tensors}
         input_scale = tensors.get(_INPUT_SCALE) if scheme.is_static else None
         parts = StoredParts(files, names)
-        found[f"{module}.weight"] = _weight(module, parts, scheme, input_scale, files)
+        weights[f"{module}.weight"] = _weight(module, parts, scheme, input_scale, files)
         unused |= {tensors[suffix] for suffix in scheme.layout.unused if suffix in tensors}
     unused |= {name for name in files.names() if name.rpartition(".")[2] in OF_CACHES}
-    _check_unexpected(files, found, unused)
-    return found
+    _check_unexpected(files, weights, unused)
+    return weights
 
 
 def _read(scheme: StoredScheme) -> tuple[str, ...]:
@@ -76,7 +76,7 @@ def _modules(files: SafetensorsSource, stored: StoredQuantization) -> dict[str, 
     modules: dict[str, dict[str, str]] = {}
     marked: set[str] = set()
     for name in names:
-        suffix = next((each for each in suffixes if name.endswith(f".{each}")), None)
+        suffix = next((ending for ending in suffixes if name.endswith(f".{ending}")), None)
         if suffix is not None:
             module = name[: -len(suffix) - 1]
             modules.setdefault(module, {})[suffix] = name
@@ -92,20 +92,20 @@ def _scheme(
     seen = ", ".join(sorted(tensors.values()))
     group = group_of(module, stored.groups)
     if group is None or not group.schemes:
-        which = "no config group is for it" if group is None else f"{group.targets[0]} says that it is not quantized"
+        verdict = "no config group is for it" if group is None else f"{group.targets[0]} says that it is not quantized"
         raise CheckpointError(
-            f"{module} has {seen}, but {which}",
+            f"{module} has {seen}, but {verdict}",
             at=files.directory,
             fix="check that config.json belongs to these weights",
         )
     parts = StoredParts(files, tensors)
-    found = next((scheme for scheme in group.schemes if scheme.layout.is_of(parts)), None)
-    if found is not None:
-        return found
-    fitting = [each for each in group.schemes if all(suffix in tensors for suffix in each.layout.required)]
+    chosen = next((scheme for scheme in group.schemes if scheme.layout.is_of(parts)), None)
+    if chosen is not None:
+        return chosen
+    fitting = [scheme for scheme in group.schemes if all(suffix in tensors for suffix in scheme.layout.required)]
     if not fitting:
         # The possible layout with the most tensors present.
-        nearest = max(group.schemes, key=lambda each: sum(suffix in tensors for suffix in each.layout.required))
+        nearest = max(group.schemes, key=lambda scheme: sum(suffix in tensors for suffix in scheme.layout.required))
         missing = next(suffix for suffix in nearest.layout.required if suffix not in tensors)
         raise CheckpointError(
             f"{module} has {seen} but no {module}.{missing}",

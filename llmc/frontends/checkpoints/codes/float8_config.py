@@ -39,7 +39,7 @@ def float8(config: Mapping[str, Any], file: Path) -> StoredQuantization:
     if config.get("fmt", "e4m3") not in ("e4m3", "float8_e4m3fn"):
         raise unread(f"float8 of the kind {config['fmt']!r:.40}", "e4m3", file)
     block = _block(config, file)
-    schemes = tuple(StoredScheme("fp8", "fp8", each, block=block) for each in (FLOAT8_INVERSE, FLOAT8))
+    schemes = tuple(StoredScheme("fp8", "fp8", layout, block=block) for layout in (FLOAT8_INVERSE, FLOAT8))
     # Blocks of activations get scales as they come, which changes nothing that is stored.
     static = config.get("activation_scheme") == "static"
     notes = (_UNROUNDED.format("e4m3"),) if static else ()

@@ -28,14 +28,14 @@ def gptq(config: Mapping[str, Any], file: Path) -> StoredQuantization:
 
 def _gptq_format(config: Mapping[str, Any], file: Path) -> str:
     """`gptq` or `gptq_v2`: newer releases of GPTQModel call it `format`. Raises CheckpointError."""
-    said = {key: config[key] for key in _FORMAT_KEYS if config.get(key) is not None}
-    for key, version in said.items():
+    stated = {key: config[key] for key in _FORMAT_KEYS if config.get(key) is not None}
+    for key, version in stated.items():
         if version not in ("gptq", "gptq_v2"):
             raise unread(f"GPTQ's {key} {version!r:.40}", "gptq and gptq_v2", file, "gptq")
-    versions = sorted(set(said.values()))
+    versions = sorted(set(stated.values()))
     if len(versions) > 1:
-        both = " and ".join(f"{key} {version!r}" for key, version in said.items())
-        raise CheckpointError(f"GPTQ's zeros are stored in two ways: {both}", at=file, fix=_CORRECT)
+        stated_ways = " and ".join(f"{key} {version!r}" for key, version in stated.items())
+        raise CheckpointError(f"GPTQ's zeros are stored in two ways: {stated_ways}", at=file, fix=_CORRECT)
     return versions[0] if versions else "gptq"
 
 
@@ -47,18 +47,18 @@ def _gptq_scheme(bits: Any, offset: int, said: str, file: Path) -> StoredScheme:
 
 def _rule(key: str, value: Any, whole: StoredScheme, file: Path) -> ModuleGroup:
     """`+:EXPRESSION` or `EXPRESSION` with differing settings, `-:EXPRESSION` for modules that are not quantized."""
-    said = f"dynamic[{key!r:.80}]"
+    place = f"dynamic[{key!r:.80}]"
     expression = key.removeprefix("+:").removeprefix("-:")
     try:
         re.compile(expression)
     except (re.error, RecursionError, OverflowError) as error:
-        raise CheckpointError(f"{said} is not a regular expression: {error}", at=file, fix=_CORRECT) from None
+        raise CheckpointError(f"{place} is not a regular expression: {error}", at=file, fix=_CORRECT) from None
     if key.startswith("-:"):
         return ModuleGroup((f"re:{expression}",), ())
     if not isinstance(value, dict):
-        raise CheckpointError(f"{said} is {value!r:.60}, not an object", at=file, fix=_CORRECT)
+        raise CheckpointError(f"{place} is {value!r:.60}, not an object", at=file, fix=_CORRECT)
     bits = value.get("bits", whole.bits)
-    return ModuleGroup((f"re:{expression}",), (_gptq_scheme(bits, whole.zero_offset, said, file),))
+    return ModuleGroup((f"re:{expression}",), (_gptq_scheme(bits, whole.zero_offset, place, file),))
 
 
 def awq(config: Mapping[str, Any], file: Path) -> StoredQuantization:

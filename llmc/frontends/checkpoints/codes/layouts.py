@@ -109,15 +109,15 @@ def _rows_shape(parts: StoredParts, scheme: StoredScheme) -> tuple[int, int]:
     if scheme.block is not None:
         expected = tuple(-(-side // size) for side, size in zip(shape, scheme.block, strict=True))
         if scales != expected:
-            made = f"where blocks of {list(scheme.block)} of a weight {list(shape)} make it {list(expected)}"
-            raise ValueError(f"weight_scale has shape {list(scales)}, {made}")
+            reason = f"where blocks of {list(scheme.block)} of a weight {list(shape)} make it {list(expected)}"
+            raise ValueError(f"weight_scale has shape {list(scales)}, {reason}")
     return shape
 
 
 def _unpack_rows(parts: StoredParts, shape: tuple[int, int], scheme: StoredScheme) -> UnpackedCodes:
     scale, zeros = parts.load("weight_scale"), parts.get("weight_zero_point")
-    found = unpack_compressed(parts.load("weight"), scale, zeros, shape, None, scheme.block)
-    return _in_group_order(found, parts.get("weight_g_idx"))
+    unpacked = unpack_compressed(parts.load("weight"), scale, zeros, shape, None, scheme.block)
+    return _in_group_order(unpacked, parts.get("weight_g_idx"))
 
 
 ROWS = CodeLayout(
@@ -143,8 +143,8 @@ def _packed_shape(parts: StoredParts, scheme: StoredScheme) -> tuple[int, int]:
 
 def _unpack_integers(parts: StoredParts, shape: tuple[int, int], scheme: StoredScheme) -> UnpackedCodes:
     packed, scale, zeros = parts.load("weight_packed"), parts.load("weight_scale"), parts.get("weight_zero_point")
-    found = unpack_compressed(packed, scale, zeros, shape, _scheme_bits(scheme), scheme.block)
-    return _in_group_order(found, parts.get("weight_g_idx"))
+    unpacked = unpack_compressed(packed, scale, zeros, shape, _scheme_bits(scheme), scheme.block)
+    return _in_group_order(unpacked, parts.get("weight_g_idx"))
 
 
 PACKED_INTEGERS = CodeLayout(

@@ -46,14 +46,14 @@ def _kept_codes(packed: Tensor, out: int, kept: int, bits: int) -> Tensor:
 
 def _tile_order(bits: int) -> Tensor:
     """Return the order in which the elements of four tiles of 16 × 16 are stored."""
-    found: list[int] = []
+    order: list[int] = []
     for thread in range(32):
         column = thread // 4
         rows = [2 * (thread % 4), 2 * (thread % 4) + 1, 2 * (thread % 4 + 4), 2 * (thread % 4 + 4) + 1]
         first = [16 * row + column // 2 * 256 + 8 * (column % 2) + 4 * block for block in (0, 1) for row in rows]
-        found += [place + step for step in range(4) for place in first]
+        order += [place + step for step in range(4) for place in first]
     mixed = _INTERLEAVED[bits]
-    return torch.tensor(found).view(-1, len(mixed))[:, mixed].flatten()
+    return torch.tensor(order).view(-1, len(mixed))[:, mixed].flatten()
 
 
 def _places(meta: Tensor, out: int, columns: int) -> Tensor:
@@ -73,6 +73,6 @@ def _scales(scales: Tensor) -> Tensor:
     if scales.shape[0] == 1:
         return scales.t().contiguous()
     mixed = torch.tensor([8 * i + j for i in range(8) for j in (0, 4, 1, 5, 2, 6, 3, 7)])
-    found = torch.empty_like(scales).view(-1, 64)
-    found[:, mixed] = scales.reshape(-1, 64)
-    return found.view(scales.shape).t().contiguous()
+    ordered = torch.empty_like(scales).view(-1, 64)
+    ordered[:, mixed] = scales.reshape(-1, 64)
+    return ordered.view(scales.shape).t().contiguous()

@@ -48,12 +48,12 @@ class PackedWeight:
         return tuple((suffix, self.parts.shape(suffix)) for suffix in sorted(self.parts.names))
 
     def as_model_has_it(self, values: Tensor) -> Tensor:
-        """values: [out, in]."""
+        """Turn stored values [out, in] into the shape of the model's tensor."""
         return values if self.experts is None else values.unflatten(0, (self.experts, -1)).transpose(1, 2)
 
     def has_zeros(self) -> bool:
         """Whether zeros are stored that are not the middle of the range."""
-        suffix = next((each for each in _ZEROS if each in self.parts), None)
+        suffix = next((ending for ending in _ZEROS if ending in self.parts), None)
         if suffix is None:
             return False
         zeros = self.parts.load(suffix)
@@ -62,23 +62,23 @@ class PackedWeight:
 
     def has_order(self) -> bool:
         """Whether columns are stored in another order than the model's."""
-        suffix = next((each for each in _ORDERS if each in self.parts), None)
+        suffix = next((ending for ending in _ORDERS if ending in self.parts), None)
         return suffix is not None and bool((self.parts.load(suffix).diff() < 0).any())
 
     def unpacked(self) -> UnpackedCodes:
         """Return codes, scales and zeros. Raises ValueError for tensors that do not fit together, and for scales that
         are NaN or infinite."""
-        found = self.scheme.layout.unpack(self.parts, self.shape, self.scheme)
-        (rows, columns), scales = self.shape, tuple(found.scales.shape)
-        if tuple(found.codes.shape) != self.shape:
-            raise ValueError(f"they are {list(found.codes.shape)}, and the weight is {list(self.shape)}")
+        unpacked = self.scheme.layout.unpack(self.parts, self.shape, self.scheme)
+        (rows, columns), scales = self.shape, tuple(unpacked.scales.shape)
+        if tuple(unpacked.codes.shape) != self.shape:
+            raise ValueError(f"they are {list(unpacked.codes.shape)}, and the weight is {list(self.shape)}")
         if len(scales) != 2 or scales[0] != rows or not scales[1] or columns % scales[1]:
             raise ValueError(f"the scales are {list(scales)}, and the weight is {list(self.shape)}")
-        if found.zeros is not None and tuple(found.zeros.shape) != scales:
-            raise ValueError(f"the zeros are {list(found.zeros.shape)}, and the scales {list(scales)}")
-        bad = int((~found.scales.float().isfinite()).sum())
+        if unpacked.zeros is not None and tuple(unpacked.zeros.shape) != scales:
+            raise ValueError(f"the zeros are {list(unpacked.zeros.shape)}, and the scales {list(scales)}")
+        bad = int((~unpacked.scales.float().isfinite()).sum())
         if bad:
-            raise ValueError(f"{bad} of {found.scales.numel()} scales ({found.scales.dtype}) are NaN or infinite")
-        if self.scheme.format == "fp8" and bool(((found.codes & _NAN) == _NAN).any()):
+            raise ValueError(f"{bad} of {unpacked.scales.numel()} scales ({unpacked.scales.dtype}) are NaN or infinite")
+        if self.scheme.format == "fp8" and bool(((unpacked.codes & _NAN) == _NAN).any()):
             raise ValueError("some of them are NaN")
-        return found
+        return unpacked

@@ -75,8 +75,8 @@ def quantization_of(directory: Path) -> tuple[dict[str, Any], Path] | None:
         return None if is_sparse_alone else (config, file)
     for name, method in _OTHER_FILES:
         other = directory / name
-        if other.is_file() and (found := _stated(read_json(other), method, other)):
-            return found, other
+        if other.is_file() and (stated := _stated(read_json(other), method, other)):
+            return stated, other
     return None
 
 
@@ -94,10 +94,10 @@ def compression(settings: dict[str, Any], file: Path) -> dict[str, Any]:
 
     Raises CheckpointError if the settings are not an object."""
     text = settings.get("text_config")
-    for each in (settings, text if isinstance(text, dict) else {}):
-        name = next((key for key in _KEYS if each.get(key)), None)
+    for section in (settings, text if isinstance(text, dict) else {}):
+        name = next((key for key in _KEYS if section.get(key)), None)
         if name is not None:
-            return checked_object(each[name], name, file)
+            return checked_object(section[name], name, file)
     return {}
 
 

@@ -134,5 +134,5 @@ def group_of(module: str, groups: Sequence[ModuleGroup]) -> ModuleGroup | None:
             return kind == 1 and re.match(target[3:], module) is not None
         return kind == 2 and "." not in target
 
-    found = (g for kind in range(3) for g in groups if any(matches(target, kind) for target in g.targets))
-    return next(found, None)
+    matching = (g for kind in range(3) for g in groups if any(matches(target, kind) for target in g.targets))
+    return next(matching, None)

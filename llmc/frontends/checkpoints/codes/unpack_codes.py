@@ -51,9 +51,12 @@ def unpack_compressed(
     bits: int | None,
     block: tuple[int, int] | None,
 ) -> UnpackedCodes:
-    """weight: int32 words [out, in · bits / 32] if `bits`, else int8 or float8_e4m3fn [out, in]. scale: of the tensor,
+    """Unpack codes as compressed-tensors stores them.
+
+    weight: int32 words [out, in · bits / 32] if `bits`, else int8 or float8_e4m3fn [out, in]. scale: of the tensor,
     of rows [out, 1], or of each `block` of rows and columns; a group is one row of it. zero_point: as scale; packed
-    along the rows if `bits`."""
+    along the rows if `bits`.
+    """
     rows, columns = shape
 
     def of_rows(values: Tensor) -> Tensor:
@@ -83,12 +86,15 @@ def _of_groups(values: Tensor, shape: tuple[int, int], block: tuple[int, int]) -
 
 
 def unpack_fp4(packed: Tensor, scales: Tensor) -> UnpackedCodes:
-    """packed: uint8 [out, in / 2], the first of two columns low. scales: [out, groups]."""
+    """Unpack 4-bit floats. packed: uint8 [out, in / 2], the first of two columns in the low bits.
+
+    scales: [out, groups].
+    """
     return UnpackedCodes(torch.stack((packed & 15, packed >> 4), -1).flatten(1), scales, None)
 
 
 def powers_of_two(exponents: Tensor) -> Tensor:
-    """The scales that exponents plus 127 stand for (e8m0), bf16."""
+    """The bf16 scales of e8m0 exponents, which are stored plus 127: 2^(exponents - 127)."""
     return torch.exp2(exponents.float() - 127).bfloat16()
 
 

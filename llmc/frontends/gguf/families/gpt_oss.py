@@ -39,11 +39,11 @@ def gpt_oss(model: GgufModel, sizes: Sizes) -> Described:
 
 def _of_layer(model: GgufModel, layer: int) -> dict[str, Place]:
     """The sinks of its attention, and its experts."""
-    here, there = f"model.layers.{layer}.", f"blk.{layer}."
-    gate, up, down = (f"{there}ffn_{part}_exps" for part in ("gate", "up", "down"))
-    experts = f"{here}mlp.experts."
+    ours, theirs = f"model.layers.{layer}.", f"blk.{layer}."
+    gate, up, down = (f"{theirs}ffn_{part}_exps" for part in ("gate", "up", "down"))
+    experts = f"{ours}mlp.experts."
     return {
-        f"{here}self_attn.sinks": Place(_tensor(model, f"{there}attn_sinks.weight", 1)),
+        f"{ours}self_attn.sinks": Place(_tensor(model, f"{theirs}attn_sinks.weight", 1)),
         f"{experts}gate_up_proj": Place(
             _tensor(model, f"{gate}.weight", 3),
             between=_like(model, f"{up}.weight", f"{gate}.weight"),
@@ -58,22 +58,22 @@ def _of_layer(model: GgufModel, layer: int) -> dict[str, Place]:
 
 
 def _tensor(model: GgufModel, name: str, axes: int) -> GgufTensor:
-    found = model.tensors.get(name)
-    if found is None or len(found.shape) != axes:
-        seen = "no" if found is None else f"{list(found.shape)} as"
+    tensor = model.tensors.get(name)
+    if tensor is None or len(tensor.shape) != axes:
+        seen = "no" if tensor is None else f"{list(tensor.shape)} as"
         raise CheckpointError(
             f"the file has {seen} {name}, expected {axes} dimensions", at=model.path, fix="convert the model again"
         )
-    return found
+    return tensor
 
 
 def _like(model: GgufModel, name: str, other: str) -> GgufTensor:
     """A tensor of the shape and type of another."""
-    found, like = (_tensor(model, each, len(model.tensors[other].shape)) for each in (name, other))
-    if (found.shape, found.type) != (like.shape, like.type):
+    tensor, like = (_tensor(model, key, len(model.tensors[other].shape)) for key in (name, other))
+    if (tensor.shape, tensor.type) != (like.shape, like.type):
         raise CheckpointError(
-            f"{name} is {found.type.name} {list(found.shape)}, but {other} {like.type.name} {list(like.shape)}",
+            f"{name} is {tensor.type.name} {list(tensor.shape)}, but {other} {like.type.name} {list(like.shape)}",
             at=model.path,
             fix="convert the model again, with one type for both",
         )
-    return found
+    return tensor

@@ -16,7 +16,7 @@ _LAYER = {
 
 
 def phi3(model: GgufModel, sizes: Sizes) -> Described:
-    """Models for long contexts have two sets of rotary factors."""
+    """Describe Phi 3 and 4. Models for long contexts have two sets of rotary factors."""
     rotated = sizes.hyper.whole("rope.dimension_count", default=sizes.head_dim)
     config = rotary_config(model, sizes, "phi3", "Phi3ForCausalLM", rotated)
     share = {"partial_rotary_factor": rotated / sizes.head_dim}

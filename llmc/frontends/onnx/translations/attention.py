@@ -36,8 +36,8 @@ def _group_query(call: Call) -> Translated:
     bias = call.optional(10)
     if bias is not None:
         call.unless(sinks is None and window < 0, "it has both a bias and a window or sinks")
-        each = [x.transpose(0, 1).unsqueeze(0) for x in (q, k, v)]
-        mixed = _masked(each, _causal_bias(bias, call.positions), scale, softcap)
+        batched = [x.transpose(0, 1).unsqueeze(0) for x in (q, k, v)]
+        mixed = _masked(batched, _causal_bias(bias, call.positions), scale, softcap)
         return mixed.transpose(1, 2).flatten(2), *present
     attended: Tensor = torch.ops.llmc.attention.default(q, k, v, scale, window if window > 0 else None, softcap, sinks)
     return attended.flatten(1).unsqueeze(0), *present
@@ -120,8 +120,8 @@ def _attended(
     if mask is None:
         call.unless(is_causal, "it is not causal: it has no mask", fix="only decoders with causal attention are built")
         by_token = [x.squeeze(0).transpose(0, 1) for x in (q, k, v)]
-        found: Tensor = torch.ops.llmc.attention.default(*by_token, scale, None, softcap, None)
-        return found.transpose(0, 1).unsqueeze(0)
+        mixed: Tensor = torch.ops.llmc.attention.default(*by_token, scale, None, softcap, None)
+        return mixed.transpose(0, 1).unsqueeze(0)
     if mask.dtype is torch.bool:
         mask = torch.where(mask, torch.zeros((), dtype=q.dtype), torch.full((), -torch.inf, dtype=q.dtype))
     return _masked([q, k, v], _causal_bias(mask, call.positions) if is_causal else mask, scale, softcap)

@@ -40,8 +40,8 @@ def _experts(call: Call, *, first: int, second: int, third: int, bias_after: int
         weight = call.tensor(at)
         # [experts, out, in]; codes are rows of all experts already.
         rows_of_all = weight.flatten(0, 1) if weight.dim() == 3 else weight
-        found: Tensor = torch.ops.llmc.expert_linear.default(x, rows_of_all, flat, index, experts)
-        return found
+        outputs: Tensor = torch.ops.llmc.expert_linear.default(x, rows_of_all, flat, index, experts)
+        return outputs
 
     y = _gated(call, product, rows, first, third)
     summed: Tensor = torch.ops.llmc.sum_experts.default(product(y, second), weights)

@@ -15,7 +15,7 @@ from llmc.frontends.onnx.tensors import DTYPES
 
 
 def operands(call: Call) -> list[Any]:
-    """All inputs. Beside tensors, one known number that has no more axes than they have is one of Python's."""
+    """All inputs of a call. Next to tensors, a single known number becomes a Python number."""
     if call.makes_numbers:
         return [call.known(index) for index in range(len(call.inputs))]
     values = [call.value(index) for index in range(len(call.inputs))]
@@ -31,8 +31,8 @@ def _operand(value: Value, axes: int) -> Any:
 
 def number(value: Any) -> Any:
     """The number in an array of one element; whole numbers become integers, which patterns of powers match."""
-    found = value.reshape(-1)[0]
-    return found.item() if hasattr(found, "item") else found
+    scalar = value.reshape(-1)[0]
+    return scalar.item() if hasattr(scalar, "item") else scalar
 
 
 def _pair(apply: Callable[[Any, Any], Any]) -> Callable[[Call], Translated]:
@@ -64,7 +64,7 @@ def _single(apply: Callable[[Tensor], Tensor], of_numbers: Callable[[Any], Any] 
 def _divided(first: Any, second: Any) -> Any:
     if isinstance(first, np.ndarray) and isinstance(second, np.ndarray):
         return quotient(first, second)
-    whole = [each for each in (first, second) if isinstance(each, Tensor)]
+    whole = [operand for operand in (first, second) if isinstance(operand, Tensor)]
     if not whole[0].is_floating_point():
         return torch.div(first, second, rounding_mode="trunc")
     return torch.reciprocal(second) if not isinstance(first, Tensor) and first == 1 else first / second
@@ -92,10 +92,10 @@ def _of_all(
     combine: Callable[[Tensor, Tensor], Tensor], of_numbers: Callable[[Any, Any], Any] = np.add
 ) -> Callable[[Call], Translated]:
     def translate(call: Call) -> Any:
-        found, *others = (call.operand(index) for index in range(len(call.inputs)))
+        result, *others = (call.operand(index) for index in range(len(call.inputs)))
         for other in others:
-            found = np.asarray(of_numbers(found, other)) if call.makes_numbers else combine(found, other)
-        return found
+            result = np.asarray(of_numbers(result, other)) if call.makes_numbers else combine(result, other)
+        return result
 
     return translate
 
@@ -136,8 +136,8 @@ def cast(call: Call, x: Tensor, number: int) -> Tensor:
 def _clip(call: Call) -> Translated:
     bounds: list[Any] = []
     for index, name in ((1, "min"), (2, "max")):
-        given = call.node.attributes.get(name)
-        bounds.append(number(call.known(index)) if call.has(index) else given)
+        bound = call.node.attributes.get(name)
+        bounds.append(number(call.known(index)) if call.has(index) else bound)
     return torch.clamp(call.tensor(0), *bounds)
 
 
@@ -185,7 +185,10 @@ POINTWISE: Translations = {
     ("", "Or"): _of_all(torch.bitwise_or, np.logical_or),
     ("", "Not"): _single(torch.logical_not, np.logical_not),
     ("", "Neg"): _single(torch.neg, np.negative),
-    **{("", name): _single(*(getattr(each, name.lower()) for each in (torch, np))) for name in _IN_NUMPY_TOO.split()},
+    **{
+        ("", name): _single(*(getattr(library, name.lower()) for library in (torch, np)))
+        for name in _IN_NUMPY_TOO.split()
+    },
     **{("", name): _single(getattr(torch, name.lower())) for name in _NAMED_ALIKE.split()},
     ("", "Softplus"): _single(functional.softplus),
     ("", "LeakyRelu"): _leaky,

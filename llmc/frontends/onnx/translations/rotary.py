@@ -7,10 +7,13 @@ from llmc.frontends.onnx.call import Call, Translated, Translations
 
 
 def rotated(x: Tensor, positions: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
-    """x: [T, heads, head_dim]; positions: [T]; cos, sin: [most positions, rotary / 2]."""
+    """Rotate x by the angles of its positions.
+
+    x: [T, heads, head_dim]; positions: [T]; cos, sin: [most positions, rotary / 2].
+    """
     rows = [torch.nn.functional.embedding(positions, table) for table in (cos, sin)]
-    found: Tensor = torch.ops.llmc.rope.default(x, *rows, interleaved)
-    return found
+    turned: Tensor = torch.ops.llmc.rope.default(x, *rows, interleaved)
+    return turned
 
 
 def _microsoft(call: Call) -> Translated:

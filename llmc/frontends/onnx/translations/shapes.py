@@ -22,8 +22,8 @@ def _shape(call: Call) -> Translated:
 
 
 def _size(call: Call) -> Translated:
-    found = call.value(0)
-    return array(found.numel() if isinstance(found, Tensor) else found.size)
+    value = call.value(0)
+    return array(value.numel() if isinstance(value, Tensor) else value.size)
 
 
 def _reshape(call: Call) -> Any:
@@ -46,8 +46,8 @@ def _expand(call: Call) -> Any:
     x, sizes = call.operand(0), call.integers(1)
     # Sizes of one leave the tensor's own.
     own = [1] * (len(sizes) - x.ndim) + list(x.shape)
-    asked = [1] * (x.ndim - len(sizes)) + sizes
-    wanted = [mine if _is(size, 1) else size for mine, size in zip(own, asked, strict=True)]
+    requested = [1] * (x.ndim - len(sizes)) + sizes
+    wanted = [mine if _is(size, 1) else size for mine, size in zip(own, requested, strict=True)]
     return np.broadcast_to(x, wanted) if call.makes_numbers else x.expand(wanted)
 
 
@@ -95,8 +95,8 @@ def _concat(call: Call) -> Translated:
     parts = [call.operand(index) for index in range(len(call.inputs)) if call.has(index)]
     axis = call.integer("axis")
     if call.makes_numbers:
-        found = np.concatenate(parts, axis)
-        return tidy(found, found)
+        joined = np.concatenate(parts, axis)
+        return tidy(joined, joined)
     # The cache in front of a whole sequence is empty.
     filled = [part for part in parts if not _is(part.shape[axis], 0)] or parts[:1]
     return filled[0] if len(filled) == 1 else torch.cat(filled, axis)

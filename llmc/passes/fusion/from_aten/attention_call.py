@@ -68,7 +68,7 @@ def _repeated_heads(node: fx.Node) -> fx.Node | None:
     if spread.target is not aten.unsqueeze.default or spread.args[1] != 1:
         return None
     source = spread.all_input_nodes[0]
-    before, whole, result = (shape_of(each) for each in (source, expanded, node))
+    before, whole, result = (shape_of(value) for value in (source, expanded, node))
     if len(before) != 3 or len(whole) != 4:
         return None
     return source if same_size(result[0], whole[0] * whole[1]) and result[2] == before[2] else None

@@ -59,17 +59,17 @@ def read_scores(softmax: fx.Node, graph: ModelGraph) -> Scores:
     start: Any = softmax.args[0]
     product, chain = _chain(start, softmax)
     in_chain = {product, *chain}
-    known = list(dict.fromkeys(n for each in chain for n in each.all_input_nodes if n not in in_chain))
+    known = list(dict.fromkeys(n for link in chain for n in link.all_input_nodes if n not in in_chain))
     if not known:
         raise Refused("the attention is not causal: its scores are not masked", softmax)
-    found: Scores | None = None
+    scores: Scores | None = None
     for length in lengths_to_look_at(known, graph):
         values = {node: mask_value(node, graph, length) for node in known}
         heads = max((head_count(value) for value in values.values()), default=1)
         lines = (_line_of_head(start, product, chain, values, head) for head in range(heads))
-        found = _scores(product, lines, length, softmax)
-    assert found is not None
-    return found
+        scores = _scores(product, lines, length, softmax)
+    assert scores is not None
+    return scores
 
 
 def _chain(start: fx.Node, softmax: fx.Node) -> tuple[fx.Node, list[fx.Node]]:
@@ -167,7 +167,7 @@ def _where(node: fx.Node, condition: Any, a: Any, b: Any) -> _Line:
     if isinstance(condition, _Line):
         raise Refused("which scores are visible depends on the scores", node)
     sides = [s if isinstance(s, _Line) else _Line(0 * _ONE, torch.as_tensor(s).float()) for s in (a, b)]
-    inside = {line.inside for given, line in zip((a, b), sides, strict=True) if isinstance(given, _Line)}
+    inside = {line.inside for operand, line in zip((a, b), sides, strict=True) if isinstance(operand, _Line)}
     if len(inside) != 1:
         raise Refused("only a part of the scores is capped", node)
     (inner,) = inside

@@ -47,14 +47,14 @@ def read_mask(mask: fx.Node, graph: ModelGraph) -> CausalMask:
 
     Raises Refused, with the query and key at which it is not causal, or what its values depend on.
     """
-    found: CausalMask | None = None
+    causal: CausalMask | None = None
     for length in lengths_to_look_at((mask,), graph):
         value = mask_value(mask, graph, length)
         if value.dtype is torch.bool:
             value = torch.zeros(value.shape).masked_fill(~value, float("-inf"))
-        found = mask_of_heads((head_of(value, head) for head in range(head_count(value))), length, mask)
-    assert found is not None
-    return found
+        causal = mask_of_heads((head_of(value, head) for head in range(head_count(value))), length, mask)
+    assert causal is not None
+    return causal
 
 
 def mask_value(node: fx.Node, graph: ModelGraph, length: int) -> Tensor:
@@ -104,10 +104,10 @@ def mask_of_heads(added: Iterable[Tensor], length: int, node: fx.Node) -> Causal
             raise Refused(f"the mask of {length} tokens has shape {list(value.shape)}, expected [tokens, tokens]", node)
         heads.append(_read_head(value.expand(length, length), node))
     first = heads[0]
-    if any((each.window, each.chunk) != (first.window, first.chunk) for each in heads):
+    if any((head.window, head.chunk) != (first.window, first.chunk) for head in heads):
         raise Refused("the heads' masks differ in what they hide, expected one mask for all", node)
-    has_slopes = any(each.slope for each in heads)
-    return CausalMask(first.window, first.chunk, tuple(each.slope for each in heads) if has_slopes else None)
+    has_slopes = any(head.slope for head in heads)
+    return CausalMask(first.window, first.chunk, tuple(head.slope for head in heads) if has_slopes else None)
 
 
 def _read_head(added: Tensor, node: fx.Node) -> _Head:

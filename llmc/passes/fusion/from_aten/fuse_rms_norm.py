@@ -19,22 +19,22 @@ aten = torch.ops.aten
 
 
 def cast_then_weight(x: Any, weight: Any, eps: Any, dtype: Any) -> Any:
-    """Llama's: rounded before the weight."""
+    """Match Llama's norm, which is rounded before it is multiplied by the weight."""
     return aten.mul.Tensor(weight, aten._to_copy.default(_normalized(x, eps), dtype=dtype))
 
 
 def weight_then_cast(x: Any, weight: Any, eps: Any, dtype: Any) -> Any:
-    """Gemma's: rounded once."""
+    """Match Gemma's norm, which is rounded once, after the weight."""
     return aten._to_copy.default(aten.mul.Tensor(weight, _normalized(x, eps)), dtype=dtype)
 
 
 def aten_rms_norm(x: Any, shape: Any, weight: Any, eps: Any) -> Any:
-    """torch.nn.functional.rms_norm."""
+    """Match torch.nn.functional.rms_norm."""
     return aten.rms_norm.default(x, shape, weight, eps)
 
 
 def without_weight(x: Any, eps: Any, dtype: Any) -> Any:
-    """The norm without a weight."""
+    """Match the norm without a weight."""
     y = _normalized(x, eps)
     return either(y, aten._to_copy.default(y, dtype=dtype))
 

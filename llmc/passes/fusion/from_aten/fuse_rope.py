@@ -60,7 +60,7 @@ def rotate_pairs(
 ) -> Any:
     """GPT-J's and Cohere's, of neighbouring channels."""
     pairs = (aten.reshape.default(aten.stack.default([half, half], -1), width) for half in (cos, sin))
-    cos, sin = (aten._to_copy.default(each, dtype=dtype) for each in pairs)
+    cos, sin = (aten._to_copy.default(table, dtype=dtype) for table in pairs)
     odd = aten.neg.default(aten.slice.Tensor(x, -1, 1, end, 2))
     turned = aten.reshape.default(aten.stack.default([odd, aten.slice.Tensor(x, -1, 0, last, 2)], -1), flat)
     return _with_turned(x, turned, cos, sin, axis, wide)
@@ -73,13 +73,13 @@ def split_halves(x: Any, cos: Any, sin: Any, axis: Any, dtype: Any, start: Any, 
 
 
 def pairs_to_halves(x: Any, cos: Any, sin: Any, axis: Any, dtype: Any, end: Any, last: Any) -> Any:
-    """Even and odd channels turned by themselves and left apart, as in DeepSeek's and its kin."""
+    """Match a rotation of even and odd channels whose results stay separate, as in DeepSeek and similar models."""
     a, b = aten.slice.Tensor(x, -1, 0, last, 2), aten.slice.Tensor(x, -1, 1, end, 2)
     return either(*(aten.cat.default(pair, -1) for pair in _turned(a, b, cos, sin, axis, dtype)))
 
 
 def split_pairs(x: Any, cos: Any, sin: Any, axis: Any, dtype: Any, flat: Any, end: Any, last: Any) -> Any:
-    """Even and odd channels turned by themselves."""
+    """Match a rotation of even and odd channels whose results are interleaved again."""
     a, b = aten.slice.Tensor(x, -1, 0, last, 2), aten.slice.Tensor(x, -1, 1, end, 2)
     return aten.reshape.default(
         either(*(aten.stack.default(pair, -1) for pair in _turned(a, b, cos, sin, axis, dtype))), flat

@@ -44,7 +44,7 @@ class _Angles:
 def _run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
     positions = next(n for n in graph.inputs() if n.name == "positions")
     known: dict[fx.Node, _Angles] = {}
-    made: dict[tuple[bytes, float], tuple[fx.Node, fx.Node]] = {}
+    half_angles: dict[tuple[bytes, float], tuple[fx.Node, fx.Node]] = {}
     for node in list(graph.graph.nodes):
         if node.target not in (aten.cos.default, aten.sin.default):
             continue
@@ -56,11 +56,11 @@ def _run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
             continue
         root, scale = _scaled(node)
         key = (angles.frequencies.numpy().tobytes(), scale)
-        if key not in made:
+        if key not in half_angles:
             log.step(f"rotary angles of {len(angles.frequencies)} frequencies, scale {scale}", node)
-            made[key] = _make_angles(graph, positions, angles.frequencies, scale)
+            half_angles[key] = _make_angles(graph, positions, angles.frequencies, scale)
         log.step(f"{root.name} from the rotary angles", root)
-        half = made[key][0 if node.target is aten.cos.default else 1]
+        half = half_angles[key][0 if node.target is aten.cos.default else 1]
         substitute(graph.graph, root, _repeated(half, angles.repeats, root.meta["val"]))
 
 

@@ -17,7 +17,9 @@ aten = torch.ops.aten
 
 
 def norm_rewrite(name: str, replacement: Callable[..., Any], *patterns: Callable[..., Any]) -> Rewrite:
-    """patterns: return a norm of x over its last axis, and name weight, bias, shape and eps if they have them.
+    """Make the rewrite of a norm's arithmetic into one op.
+
+    patterns: return a norm of x over its last axis, and name weight, bias, shape and eps if they have them.
 
     eps: None if torch's op chooses it. The normalization of x may be shared with other norms, which become separate
     ops, as for keys and values of one projection (Gemma 4).
@@ -49,9 +51,9 @@ def _precondition(match: Match) -> None:
         raise Refused(f"the norm is over the last {len(shape)} axes {list(shape)}, expected one", match.root)
     for name in ("weight", "bias"):
         bound = match.bound.get(name)
-        found = tensor_of(bound)
-        if bound is not None and (found is None or list(found.shape) != [x.shape[-1]]):
-            seen = bound if found is None else list(found.shape)
+        tensor = tensor_of(bound)
+        if bound is not None and (tensor is None or list(tensor.shape) != [x.shape[-1]]):
+            seen = bound if tensor is None else list(tensor.shape)
             raise Refused(f"the {name} is {seen}, expected [{x.shape[-1]}]", match.root)
 
 
@@ -59,4 +61,4 @@ def _is_of_a_norm(user: fx.Node, match: Match) -> bool:
     """Whether it does what another norm does next: rounds as this one does, or multiplies with its weight."""
     if user.target is aten._to_copy.default:
         return bool(user.meta["val"].dtype is match.root.meta["val"].dtype)
-    return user.target is aten.mul.Tensor and any(is_weight(each, match.graph) for each in user.args)
+    return user.target is aten.mul.Tensor and any(is_weight(argument, match.graph) for argument in user.args)

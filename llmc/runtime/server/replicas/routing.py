@@ -54,7 +54,7 @@ class Router:
         return chosen.index
 
     def forget(self, index: int) -> None:
-        """The replica has lost what it had cached."""
+        """Forget the cached prefixes of a replica that has lost its cache."""
         for digest in [digest for digest, seen in self._seen.items() if seen == index]:
             del self._seen[digest]
 
@@ -77,8 +77,8 @@ def prefix_digests(prompt: str) -> list[bytes]:
 
 def previous_response_of(body: bytes) -> str | None:
     """The stored response that a request of /v1/responses continues from, which one replica has; None for none."""
-    found = _fields(body).get("previous_response_id") if b"previous_response_id" in body else None
-    return found if isinstance(found, str) else None
+    identity = _fields(body).get("previous_response_id") if b"previous_response_id" in body else None
+    return identity if isinstance(identity, str) else None
 
 
 def prompt_of(body: bytes) -> str | None:

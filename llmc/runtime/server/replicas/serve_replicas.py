@@ -51,11 +51,11 @@ def serve_replicas(options: ServeOptions, count: int, routing: str, listening: C
         async def run() -> None:
             try:
                 async with asyncio.TaskGroup() as starting:
-                    for each in replicas:
-                        starting.create_task(each.start())
+                    for replica in replicas:
+                        starting.create_task(replica.start())
                 await server.serve(sockets=[listener])
             finally:
-                await asyncio.gather(*(each.stop(_STOP_SECONDS) for each in replicas))
+                await asyncio.gather(*(started.stop(_STOP_SECONDS) for started in replicas))
 
         try:
             with event_loop() as runner:

@@ -25,8 +25,8 @@ def main() -> None:
 
 
 def read_options(line: str) -> ServeOptions:
-    given = {name: value for name, value in json.loads(line).items() if value is not None}
-    return ServeOptions(**{name: parsed(ServeOptions, name, value) for name, value in given.items()})
+    values = {name: value for name, value in json.loads(line).items() if value is not None}
+    return ServeOptions(**{name: parsed(ServeOptions, name, value) for name, value in values.items()})
 
 
 def _follow_router() -> None:

@@ -77,17 +77,17 @@ def chat_request(body: ResponsesRequest, messages: Sequence[Message]) -> ChatReq
 
 def warnings_of_parts(body: ResponsesRequest) -> list[str]:
     """A warning for each ignored setting inside a field, and for each omitted part."""
-    found = [*body.left_out]
-    found += [
-        f"include {each:.80} is ignored: it is not supported here" for each in body.include or () if each != LOGPROBS
+    warnings = [*body.left_out]
+    warnings += [
+        f"include {entry:.80} is ignored: it is not supported here" for entry in body.include or () if entry != LOGPROBS
     ]
     for name in ("tools", "text", "reasoning", "stream_options"):
-        found += unknown_in(name, getattr(body, name))
+        warnings += unknown_in(name, getattr(body, name))
     if body.reasoning is not None and (body.reasoning.summary or body.reasoning.generate_summary):
-        found.append("reasoning.summary is ignored: reasoning items hold the reasoning itself")
+        warnings.append("reasoning.summary is ignored: reasoning items hold the reasoning itself")
     if body.text is not None and body.text.verbosity is not None:
-        found.append("text.verbosity is ignored: the model's template has no such setting")
-    return found
+        warnings.append("text.verbosity is ignored: the model's template has no such setting")
+    return warnings
 
 
 def _goes_on(message: Message, item: InputItem) -> bool:
@@ -111,7 +111,7 @@ def _tools(body: ResponsesRequest) -> tuple[Any, Any]:
     """Tools and tool_choice in chat's form."""
     tools, choice = list(body.tools or ()), body.tool_choice
     if isinstance(choice, AllowedTools):
-        names = {each.name for each in choice.tools}
+        names = {tool.name for tool in choice.tools}
         unknown = names - {tool.name for tool in tools}
         if unknown:
             raise bad_request(f"tool_choice allows {min(unknown)!r:.80}, which is not among the tools", "tool_choice")

@@ -122,8 +122,8 @@ class ResponseReply:
         self._tokens += delta.token_ids
         top = self._chat.top_logprobs or 0
         self._logprobs += [logprob_json(self._model.texts, entry, top) for entry in delta.logprobs or ()]
-        for found in self._reader.feed(delta.text, ending_of(delta)):
-            yield from self._items.add(found, self._new_logprobs() if found.get("content") else [])
+        for part in self._reader.feed(delta.text, ending_of(delta)):
+            yield from self._items.add(part, self._new_logprobs() if part.get("content") else [])
         if reason is not None:
             self._reason = self._reader.finish_reason(reason)
 
@@ -133,8 +133,8 @@ class ResponseReply:
             return []
         if self._told_logprobs is None:
             self._told_logprobs = self._thought_tokens()
-        found, self._told_logprobs = self._logprobs[self._told_logprobs :], len(self._logprobs)
-        return found
+        new, self._told_logprobs = self._logprobs[self._told_logprobs :], len(self._logprobs)
+        return new
 
     def _thought_tokens(self) -> int:
         return 0 if self._thinking is None else self._thinking.tokens(self._tokens, self._model.texts.utf8)

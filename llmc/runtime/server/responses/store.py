@@ -55,14 +55,14 @@ class ResponseStore:
 
     def get(self, identity: str, tenant: str | None) -> StoredResponse | None:
         """Return that response, if it is the tenant's and not too old."""
-        found = self._kept.get(identity)
-        if found is None or found[0].tenant != tenant:
+        entry = self._kept.get(identity)
+        if entry is None or entry[0].tenant != tenant:
             return None
-        if found[1] < self._now():
+        if entry[1] < self._now():
             self._drop(identity)
             return None
         self._kept.move_to_end(identity)
-        return found[0]
+        return entry[0]
 
     def put(self, stored: StoredResponse) -> None:
         """Keep a response under its id, unless it is larger than the whole store."""

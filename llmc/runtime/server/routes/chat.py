@@ -35,7 +35,7 @@ def chat_routes(model: ServedModel) -> APIRouter:
         ids, _ = await read_text(model, prompt.text, body, asked_tokens(body))
         plan = answer_plan(model, body, tools, prompt.text)
         identity = f"chatcmpl-{uuid.uuid4().hex}"
-        asked = generation_request(model, body, ids, plan, identity, tenant_of(request, body.cache_salt))
+        generation = generation_request(model, body, ids, plan, identity, tenant_of(request, body.cache_salt))
         warnings = [
             *warnings_of(body),
             *body.left_out,
@@ -46,6 +46,6 @@ def chat_routes(model: ServedModel) -> APIRouter:
             *ignored_of(request),
         ]
         reply = ChatReply(model, body, identity, plan, prompt=prompt.text, warnings=warnings)
-        return await reply.response(request, [asked])
+        return await reply.response(request, [generation])
 
     return router

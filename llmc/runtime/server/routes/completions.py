@@ -68,12 +68,12 @@ def check_supported(body: CompletionRequest) -> None:
 
 async def read_prompt(model: ServedModel, body: CompletionRequest, prompt: str | list[int]) -> EchoedPrompt:
     """Token ids of a prompt, and its text if that is requested."""
-    asked = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
+    max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     if isinstance(prompt, str):
-        read = await read_text(model, prompt, body, asked)
+        read = await read_text(model, prompt, body, max_tokens)
         return EchoedPrompt(read.ids, prompt if read.is_whole or not body.echo else model.detokenize(read.ids))
     check_ids("prompt", prompt, model.vocab_size)
-    ids = truncated(model, prompt, body, asked)
+    ids = truncated(model, prompt, body, max_tokens)
     return EchoedPrompt(ids, model.detokenize(ids) if body.echo else "")
 
 
@@ -81,8 +81,8 @@ def generation_request(
     model: ServedModel, body: CompletionRequest, prompt: EchoedPrompt, identity: str, tenant: str | None
 ) -> GenerationRequest:
     """The engine's request for one prompt."""
-    asked = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
-    limit = model.output_limit(asked, len(prompt.ids), "max_tokens")
+    max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
+    limit = model.output_limit(max_tokens, len(prompt.ids), "max_tokens")
     wants_prompt = body.prompt_logprobs
     if body.echo and body.logprobs is not None:
         wants_prompt = max(body.logprobs, wants_prompt or 0)

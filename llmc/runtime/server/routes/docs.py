@@ -55,14 +55,14 @@ def _all_fields(description: Mapping[str, Any], operation: Mapping[str, Any]) ->
     for content in operation.get("requestBody", {}).get("content", {}).values():
         name = content.get("schema", {}).get("$ref", "").rpartition("/")[2]
         schema = description.get("components", {}).get("schemas", {}).get(name, {})
-        for field, found in schema.get("properties", {}).items():
-            yield field, found, field in schema.get("required", ())
+        for field, described in schema.get("properties", {}).items():
+            yield field, described, field in schema.get("required", ())
 
 
 def _kind(schema: Mapping[str, Any]) -> str:
     """A schema's type in a few words."""
     if "anyOf" in schema:
-        return " or ".join(dict.fromkeys(_kind(each) for each in schema["anyOf"]))
+        return " or ".join(dict.fromkeys(_kind(option) for option in schema["anyOf"]))
     if "$ref" in schema:
         return str(schema["$ref"].rpartition("/")[2])
     if "enum" in schema or "const" in schema:

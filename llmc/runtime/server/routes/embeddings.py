@@ -90,9 +90,9 @@ async def _classify(model: ServedModel, body: ClassifyRequest, request: Request)
     computed = await rows_of(model, body, request, await input_ids(model, body, body.input))
     data = []
     for index, row in enumerate(computed.rows):
-        made = classification(head, row, body.use_activation)
-        scores = made.scores.tolist()
-        data.append({"index": index, "label": made.label, "probs": scores, "num_classes": len(scores)})
+        result = classification(head, row, body.use_activation)
+        scores = result.scores.tolist()
+        data.append({"index": index, "label": result.label, "probs": scores, "num_classes": len(scores)})
     return framed(model, body, request, "classify", computed, data=data)
 
 
@@ -133,14 +133,14 @@ async def _scores(
     place = (lambda index: 0) if isinstance(query, str) else (lambda index: index)
     if head.task is Task.EMBED:
         texts = []
-        for given, names in ((queries, QUERY), (documents, DOCUMENT)):
+        for part, names in ((queries, QUERY), (documents, DOCUMENT)):
             prepare = partial(prepared, head.preparation, name=known_prompt(head.preparation, names))
-            texts += await input_ids(model, body, given, prepare)
+            texts += await input_ids(model, body, part, prepare)
         computed = await rows_of(model, body, request, texts)
         of_queries, of_documents = computed.rows[: len(queries)], computed.rows[len(queries) :]
         return [similarity(head, of_queries[place(i)], row) for i, row in enumerate(of_documents)], computed
     tokenizer = model.engine.engine.tokenizer
-    readable = [readable_text(model, body, each) for each in queries]
+    readable = [readable_text(model, body, text) for text in queries]
     if isinstance(query, str):
         pairs = await read_texts(model, body, documents, tokenizer.pair_encoder(readable[0]))
     else:

@@ -45,10 +45,10 @@ def response_routes(model: ServedModel) -> APIRouter:
         model.check_generates()
         model.check_room()
         check_supported(model, body)
-        asked = await asked_response(model, body, request)
+        pending = await asked_response(model, body, request)
         if body.stream:
-            return TypedEventStream(events(model, asked), asked.reply.fail)
-        return await answer(request, whole(model, asked))
+            return TypedEventStream(events(model, pending), pending.reply.fail)
+        return await answer(request, whole(model, pending))
 
     @router.get("/v1/responses/{response_id}", response_model=None)
     async def retrieve(response_id: str, request: Request) -> Response:
@@ -59,11 +59,11 @@ def response_routes(model: ServedModel) -> APIRouter:
     @router.get("/v1/responses/{response_id}/input_items", response_model=None)
     async def items(response_id: str, request: Request) -> Response:
         stored = stored_response(model, response_id, request)
-        found = [item_json(response_id, i, item) for i, item in enumerate(stored.input_items)]
+        listed = [item_json(response_id, i, item) for i, item in enumerate(stored.input_items)]
         if request.query_params.get("order", "desc") != "asc":
-            found.reverse()
-        ends = {"first_id": found[0]["id"], "last_id": found[-1]["id"]} if found else {}
-        return JSONResponse({"object": "list", "data": found, "has_more": False, **ends})
+            listed.reverse()
+        ends = {"first_id": listed[0]["id"], "last_id": listed[-1]["id"]} if listed else {}
+        return JSONResponse({"object": "list", "data": listed, "has_more": False, **ends})
 
     @router.delete("/v1/responses/{response_id}", response_model=None)
     async def delete(response_id: str, request: Request) -> Response:
@@ -126,7 +126,7 @@ async def asked_response(model: ServedModel, body: ResponsesRequest, request: Re
     plan = answer_plan(model, chat, tools, prompt.text)
     identity = model.responses.new_id()
     salted = tenant_of(request, body.cache_salt)
-    asked = generation_request(model, chat, ids, plan, identity, salted, limit_field="max_output_tokens")
+    generation = generation_request(model, chat, ids, plan, identity, salted, limit_field="max_output_tokens")
     warnings = [
         *warnings_of(body, "store"),
         *warnings_of_parts(body),
@@ -137,7 +137,7 @@ async def asked_response(model: ServedModel, body: ResponsesRequest, request: Re
     ]
     if "store" in body.model_fields_set and body.store and not model.responses.keeps:
         warnings.append("store is ignored: this server keeps no responses (--response-store-bytes 0)")
-    return AskedResponse(ResponseReply(model, body, chat, plan, identity, warnings), asked, added, before, tenant)
+    return AskedResponse(ResponseReply(model, body, chat, plan, identity, warnings), generation, added, before, tenant)
 
 
 @contextmanager
@@ -146,9 +146,9 @@ def errors_about_input() -> Iterator[None]:
     try:
         yield
     except (ApiError, RequestError) as error:
-        found = error if isinstance(error, ApiError) else of_llmc_error(error)
-        found.param = "input" if found.param == "messages" else found.param
-        raise found from None
+        api_error = error if isinstance(error, ApiError) else of_llmc_error(error)
+        api_error.param = "input" if api_error.param == "messages" else api_error.param
+        raise api_error from None
 
 
 def conversation_before(model: ServedModel, body: ResponsesRequest, tenant: str | None) -> tuple[InputItem, ...]:
@@ -176,10 +176,10 @@ def stored_response(model: ServedModel, identity: str, request: Request) -> Stor
 
 def item_json(response_id: str, index: int, item: InputItem) -> dict[str, Any]:
     """An input item with an id, which those that the client wrote lack."""
-    found = item.model_dump()
-    if found["type"] == "message" and isinstance(found["content"], str):
-        found["content"] = [{"type": "input_text", "text": found["content"]}]
-    return {"id": f"item_{response_id.removeprefix('resp_')}_{index}", "status": "completed", **found}
+    fields = item.model_dump()
+    if fields["type"] == "message" and isinstance(fields["content"], str):
+        fields["content"] = [{"type": "input_text", "text": fields["content"]}]
+    return {"id": f"item_{response_id.removeprefix('resp_')}_{index}", "status": "completed", **fields}
 
 
 def keep(model: ServedModel, asked: AskedResponse) -> None:
@@ -211,7 +211,7 @@ async def events(model: ServedModel, asked: AskedResponse) -> AsyncGenerator[Eve
 
 
 async def whole(model: ServedModel, asked: AskedResponse) -> Event:
-    async with aclosing(events(model, asked)) as found:
-        async for _ in found:
+    async with aclosing(events(model, asked)) as stream:
+        async for _ in stream:
             pass
     return asked.reply.response(asked.reply.status)

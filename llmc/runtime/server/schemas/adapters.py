@@ -18,7 +18,10 @@ class LoadAdapterRequest(Fields, extra="forbid"):
 
 
 class UnloadAdapterRequest(Fields, extra="forbid"):
-    """lora_int_id: vLLM's number of the adapter, which names it already."""
+    """A request to unload an adapter.
+
+    lora_int_id: vLLM's number of the adapter; ignored, because the name identifies it.
+    """
 
     lora_name: _Name
     lora_int_id: int | None = None

@@ -86,7 +86,10 @@ ToolChoice = Literal["none", "auto", "required"] | NamedTool
 
 
 class ChatRequest(Readable, SamplingFields):
-    """chat_template: instead of the model's, where the server allows it. chat_template_kwargs: its variables."""
+    """The body of /v1/chat/completions.
+
+    chat_template: instead of the model's, where the server allows it. chat_template_kwargs: its variables.
+    """
 
     messages: list[Message] = Field(min_length=1, max_length=MAX_MESSAGES)
     max_completion_tokens: int | None = Field(default=None, ge=1, le=2**31)

@@ -14,18 +14,21 @@ def functions_alone(body: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """
     tools, choice = body.get("tools"), body.get("tool_choice")
     kinds = [kind for tool in tools if (kind := _other_kind(tool))] if isinstance(tools, list) else []
-    found, told = dict(body), [f"tools of type {kind:.60} are left out: they are not run here" for kind in _each(kinds)]
+    known, notes = (
+        dict(body),
+        [f"tools of type {kind:.60} are left out: they are not run here" for kind in _each(kinds)],
+    )
     if isinstance(tools, list) and kinds:
-        found["tools"] = [tool for tool in tools if not _other_kind(tool)] or None
+        known["tools"] = [tool for tool in tools if not _other_kind(tool)] or None
     chosen = _other_kind(choice) if isinstance(choice, dict) else None
     if chosen == _ALLOWED and isinstance(choice, dict):
-        found["tool_choice"], chosen = _allowed(choice), None
+        known["tool_choice"], chosen = _allowed(choice), None
     if chosen:
-        told.append(f"tool_choice is ignored: tools of type {chosen:.60} are not run here")
-        found["tool_choice"] = None
-    if kinds and found["tools"] is None and found.get("tool_choice") == "auto":
-        found["tool_choice"] = None
-    return found, told
+        notes.append(f"tool_choice is ignored: tools of type {chosen:.60} are not run here")
+        known["tool_choice"] = None
+    if kinds and known["tools"] is None and known.get("tool_choice") == "auto":
+        known["tool_choice"] = None
+    return known, notes
 
 
 def _allowed(choice: dict[str, Any]) -> dict[str, Any] | None:

@@ -14,7 +14,10 @@ TokenIds = Annotated[list[TokenId], Field(min_length=1)]
 
 
 class CompletionRequest(SamplingFields):
-    """prompt: a text, several, token ids, or several lists of them. echo: the prompt comes before the output."""
+    """The body of /v1/completions.
+
+    prompt: a text, several, token ids, or several lists of them. echo: the prompt comes before the output.
+    """
 
     prompt: (
         str

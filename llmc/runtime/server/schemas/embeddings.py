@@ -14,8 +14,11 @@ _Input = _Text | TokenIds | _Texts | Annotated[list[TokenIds], Field(min_length=
 
 
 class RowFields(Fields, extra="forbid", populate_by_name=True):
-    """truncate_prompt_tokens: maximum number of a text's tokens to read, -1 for the engine's limit; without it, a
-    longer text is an error. truncation_side: the end to cut."""
+    """Fields of all requests for rows of texts.
+
+    truncate_prompt_tokens: maximum number of a text's tokens to read, -1 for the engine's limit; without it, a
+    longer text is an error. truncation_side: the end to cut.
+    """
 
     model: str | None = Field(default=None, max_length=1000)
     truncate_prompt_tokens: int | None = Field(default=None, ge=-1, le=2**31)
@@ -28,8 +31,11 @@ class RowFields(Fields, extra="forbid", populate_by_name=True):
 
 
 class EmbeddingRequest(RowFields):
-    """input: a text, several, token ids, or several lists of them. base64: of the numbers as little-endian fp32.
-    prompt_name: of the prompt before each text, as sentence-transformers names them."""
+    """The body of /v1/embeddings.
+
+    input: a text, several, token ids, or several lists of them. base64: of the numbers as little-endian fp32.
+    prompt_name: of the prompt before each text, as sentence-transformers names them.
+    """
 
     input: _Input
     encoding_format: Literal["float", "base64"] = "float"
@@ -39,14 +45,14 @@ class EmbeddingRequest(RowFields):
 
 
 class ClassifyRequest(RowFields):
-    """use_activation: probabilities, and not the numbers that they are made of."""
+    """The body of /v1/classify. use_activation: return probabilities instead of logits."""
 
     input: _Input
     use_activation: bool = True
 
 
 class ScoreRequest(RowFields):
-    """text_1: a query, or one for each text_2."""
+    """The body of /v1/score. text_1: a query, or one for each text_2."""
 
     text_1: _Text | _Texts
     text_2: _Text | _Texts
@@ -54,7 +60,7 @@ class ScoreRequest(RowFields):
 
 
 class RerankRequest(RowFields):
-    """top_n: The number of documents to return, the best first. Default: all."""
+    """The body of /v1/rerank. top_n: The number of documents to return, the best first. Default: all."""
 
     query: _Text
     documents: _Texts

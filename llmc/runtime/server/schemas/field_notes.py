@@ -40,8 +40,8 @@ REFUSED: Mapping[str, str] = {
 
 def warnings_of(body: BaseModel, *honoured: str) -> list[str]:
     """A sentence for each field that the request gives a value and that is ignored. honoured: on this route."""
-    given = {name: getattr(body, name) for name in body.model_fields_set if name in IGNORED and name not in honoured}
-    return [f"{name} is ignored: {IGNORED[name]}" for name, value in given.items() if is_given(value)]
+    ignored = {name: getattr(body, name) for name in body.model_fields_set if name in IGNORED and name not in honoured}
+    return [f"{name} is ignored: {IGNORED[name]}" for name, value in ignored.items() if is_given(value)]
 
 
 def is_given(value: Any) -> bool:

@@ -37,16 +37,16 @@ class Readable(Fields):
     @classmethod
     def _read(cls, given: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
         body, left_out = cls.readable(given) if isinstance(given, dict) else (given, [])
-        made = handler(body)
-        made._left_out = tuple(left_out)
-        return made
+        instance = handler(body)
+        instance._left_out = tuple(left_out)
+        return instance
 
 
 def unknown_in(place: str, given: object) -> Iterator[str]:
     """A sentence for each unknown field of an object, or of the objects of a list. place: the path to it."""
     if isinstance(given, list):
-        for index, each in enumerate(given):
-            yield from unknown_in(f"{place}.{index}", each)
+        for index, entry in enumerate(given):
+            yield from unknown_in(f"{place}.{index}", entry)
     elif isinstance(given, BaseModel):
         yield from (f"unknown field {place}.{name} is ignored" for name in given.model_extra or ())
         for name in type(given).model_fields:
@@ -55,5 +55,5 @@ def unknown_in(place: str, given: object) -> Iterator[str]:
 
 def known_of(given: BaseModel) -> dict[str, Any]:
     """The known fields of an object that have a value, those of the objects in it included."""
-    found = {name: getattr(given, name) for name in type(given).model_fields if getattr(given, name) is not None}
-    return {name: known_of(value) if isinstance(value, BaseModel) else value for name, value in found.items()}
+    values = {name: getattr(given, name) for name in type(given).model_fields if getattr(given, name) is not None}
+    return {name: known_of(value) if isinstance(value, BaseModel) else value for name, value in values.items()}

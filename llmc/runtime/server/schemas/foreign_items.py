@@ -18,17 +18,17 @@ def readable_items(items: list[Any]) -> tuple[list[Any], list[str]]:
     Returns:
         The items, and a sentence for each type that was not read as it came.
     """
-    found: list[Any] = []
-    told: dict[str, None] = {}
+    readable: list[Any] = []
+    notes: dict[str, None] = {}
     for item in items:
         kind = item.get("type") if isinstance(item, dict) else None
         if not isinstance(kind, str) or kind in READ or kind == REFERENCE:
-            found.append(item)
+            readable.append(item)
             continue
         read = list(_read(kind, item))
-        told[f"input items of type {kind:.60} are {'read as calls of functions' if read else 'left out'}"] = None
-        found += read
-    return found, list(told)
+        notes[f"input items of type {kind:.60} are {'read as calls of functions' if read else 'left out'}"] = None
+        readable += read
+    return readable, list(notes)
 
 
 def _read(kind: str, item: Json) -> Iterator[Json]:
@@ -48,7 +48,7 @@ def _json(value: Any) -> str:
 
 def _output(value: Any) -> Any:
     """A text, or parts of a message's content; anything else as JSON."""
-    is_content = isinstance(value, list) and all(isinstance(each, dict) and "type" in each for each in value)
+    is_content = isinstance(value, list) and all(isinstance(part, dict) and "type" in part for part in value)
     return value if isinstance(value, str) or (is_content and "text" in str(value)) else _json(value)
 
 

@@ -56,7 +56,10 @@ class TextConfig(Fields, extra="allow"):
 
 
 class ReasoningConfig(Fields, extra="allow"):
-    """effort: for templates that use it; `none` turns thinking off. summary: of no effect, as nothing sums up."""
+    """The reasoning settings of a response.
+
+    effort: for templates that use it; `none` turns thinking off. summary: ignored, because nothing summarizes.
+    """
 
     effort: str | None = Field(default=None, max_length=64)
     summary: str | None = None
@@ -70,7 +73,10 @@ class ResponseStreamOptions(Fields, extra="allow"):
 
 
 class ResponsesRequest(Readable, TokenFields):
-    """input: a text, or items. previous_response_id: a stored response whose conversation goes on."""
+    """The body of /v1/responses.
+
+    input: a text, or items. previous_response_id: a stored response whose conversation this one continues.
+    """
 
     input: str | InputItems
     instructions: str | None = None
@@ -93,11 +99,11 @@ class ResponsesRequest(Readable, TokenFields):
 
     @classmethod
     def readable(cls, body: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
-        found, told = functions_alone(body)
-        if isinstance(found.get("input"), list):
-            items, of_items = readable_items(found["input"])
-            found, told = {**found, "input": items}, [*told, *of_items]
-        return found, told
+        known, notes = functions_alone(body)
+        if isinstance(known.get("input"), list):
+            items, of_items = readable_items(known["input"])
+            known, notes = {**known, "input": items}, [*notes, *of_items]
+        return known, notes
 
     # Ignored, which the answer says.
     client_metadata: dict[str, Any] | None = None

@@ -10,7 +10,10 @@ from llmc.runtime.server.schemas.token_fields import TokenFields, number
 
 
 class StreamOptions(Fields, extra="forbid"):
-    """include_usage: a last chunk with token counts. continuous_usage_stats: counts in every chunk."""
+    """Options of a streamed answer.
+
+    include_usage: a last chunk with token counts. continuous_usage_stats: counts in every chunk.
+    """
 
     include_usage: bool = False
     continuous_usage_stats: bool = False

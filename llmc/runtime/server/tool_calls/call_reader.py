@@ -87,7 +87,7 @@ class CallReader(OutputReader):
         super()._say(event)
 
     def _say_text(self, text: str) -> None:
-        told, self._blank = self._blank + text, ""
-        if told:
+        shown, self._blank = self._blank + text, ""
+        if shown:
             self._in_text = self._in_text or bool(text)
-            super()._say(Text(told))
+            super()._say(Text(shown))

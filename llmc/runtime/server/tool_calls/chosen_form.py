@@ -22,12 +22,15 @@ class ChosenForm:
 
 
 def chosen_form(parser: str | None, template: str) -> ChosenForm:
-    """parser: the value of --tool-call-parser; None takes the template's form. Raises OptionError for an unknown
-    name."""
+    """Choose the form in which the model writes tool calls.
+
+    parser: the value of --tool-call-parser; None takes the template's form. Raises OptionError for an unknown
+    name.
+    """
     if parser is None:
-        found = form_of_template(template)
+        form = form_of_template(template)
         shows_tools = re.search(r"\btools\b", template) is not None
-        return ChosenForm(found or FORMS[_USUAL], found is not None or not shows_tools, found is not None)
+        return ChosenForm(form or FORMS[_USUAL], form is not None or not shows_tools, form is not None)
     if parser not in NAMES:
         raise OptionError(
             f"--tool-call-parser cannot be {parser!r}",

@@ -86,5 +86,5 @@ class ToolForm:
         """All texts in the form that may be special tokens."""
         around = [mark for section in self.sections for mark in (section.opening, section.closing)]
         inside = [mark for notation in self.notations for mark in notation.marks]
-        found: Sequence[str | None] = (*around, *inside, *self.call_marks)
-        return frozenset(mark.strip() for mark in found if mark and mark.strip())
+        marks: Sequence[str | None] = (*around, *inside, *self.call_marks)
+        return frozenset(mark.strip() for mark in marks if mark and mark.strip())

@@ -16,17 +16,17 @@ def pass_brackets(source: Incoming, say: Say) -> Wait[None]:
     """Pass on an object or a list from its bracket to the one that closes it; marks within strings are text."""
     depth = 0
     while (yield from source.more()):
-        found = _BRACKET.search(source.text, source.at)
-        if found is None or found.start() > source.at:
-            end = len(source.text) if found is None else found.start()
+        match = _BRACKET.search(source.text, source.at)
+        if match is None or match.start() > source.at:
+            end = len(source.text) if match is None else match.start()
             say(source.text[source.at : end])
             source.at = end
-        elif found[0] == '"':
+        elif match[0] == '"':
             yield from pass_string(source, say)
         else:
-            say(found[0])
+            say(match[0])
             source.at += 1
-            depth += 1 if found[0] in "[{" else -1
+            depth += 1 if match[0] in "[{" else -1
             if depth == 0:
                 return
 
@@ -37,17 +37,17 @@ def pass_string(source: Incoming, say: Say) -> Wait[None]:
     say('"')
     source.at += 1
     while (yield from source.more()):
-        found = _IN_STRING.search(source.text, source.at)
-        if found is None or found.start() > source.at:
-            end = len(source.text) if found is None else found.start()
+        match = _IN_STRING.search(source.text, source.at)
+        if match is None or match.start() > source.at:
+            end = len(source.text) if match is None else match.start()
             say(source.text[source.at : end])
             source.at = end
-        elif found[0] == '"':
+        elif match[0] == '"':
             say('"')
             source.at += 1
             return
-        elif found[0] != "\\":
-            say(escaped(found[0]))
+        elif match[0] != "\\":
+            say(escaped(match[0]))
             source.at += 1
         else:
             source.at += 1

@@ -45,4 +45,4 @@ NAMES: Mapping[str, ToolForm] = {name: form for form in _ALL for name in (form.n
 
 def form_of_template(template: str) -> ToolForm | None:
     """The form that a chat template teaches; None if it teaches none that is known."""
-    return next((form for form in _ALL if all(re.search(each, template) for each in form.taught)), None)
+    return next((form for form in _ALL if all(re.search(pattern, template) for pattern in form.taught)), None)

@@ -30,12 +30,12 @@ class LiteralGrammar:
 
     def rule(self, schema: Any, root: Schema, depth: int = 0) -> str:
         """The name of a rule for the schema's values. root: the schema that its references are in."""
-        found = resolved(schema, root)
-        key = id(found), depth >= _DEEPEST
+        target = resolved(schema, root)
+        key = id(target), depth >= _DEEPEST
         if key not in self._known:
             # Known before it is there, since a schema may be a part of itself.
             name = self._known[key] = self._text.new_name()
-            self._text.define(name, " | ".join(self._alternatives(found, root, depth)))
+            self._text.define(name, " | ".join(self._alternatives(target, root, depth)))
         return self._known[key]
 
     def sequence(self, members: Sequence[tuple[str, bool]], between: str) -> str:
@@ -84,10 +84,10 @@ class LiteralGrammar:
             return self._text.rule('"{" "}"')
         members = [
             (
-                f"{self._text.mark(self._key(name))} {self.rule(each, root, depth + 1)}",
+                f"{self._text.mark(self._key(name))} {self.rule(property_schema, root, depth + 1)}",
                 isinstance(required, list) and name in required,
             )
-            for name, each in properties.items()
+            for name, property_schema in properties.items()
         ]
         return self._text.rule(f'"{{" {self.sequence(members, self._comma)} "}}"')
 

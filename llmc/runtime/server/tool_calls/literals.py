@@ -79,30 +79,30 @@ def _escaped(source: Incoming) -> Wait[str]:
     length = _ESCAPE_LENGTHS.get(kind, 1)
     while len(source.text) - source.at < length and not source.ended:
         yield
-    found = source.text[source.at : source.at + length]
-    if _ESCAPE.fullmatch(found):
+    code = source.text[source.at : source.at + length]
+    if _ESCAPE.fullmatch(code):
         source.at += length
-        return chr(int(found[1:], 16))
+        return chr(int(code[1:], 16))
     source.at += len(kind)
     return _ESCAPED.get(kind, kind if kind in "\\'\"" else f"\\{kind}")
 
 
 def _items(source: Incoming, dialect: Dialect, closing: str, depth: int) -> Wait[list[Any]]:
-    found: list[Any] = []
+    items: list[Any] = []
     while not (yield from _at_end(source, closing)):
-        found.append((yield from read_value(source, dialect, depth + 1)))
-    return found
+        items.append((yield from read_value(source, dialect, depth + 1)))
+    return items
 
 
 def _members(source: Incoming, dialect: Dialect, depth: int) -> Wait[dict[str, Any]]:
-    found: dict[str, Any] = {}
+    members: dict[str, Any] = {}
     while not (yield from _at_end(source, "}")):
         key = yield from read_value(source, dialect, depth + 1)
         yield from source.skip_blank()
         if isinstance(key, dict | list) or not (yield from source.takes(":")):
             raise NotLiteral
-        found[str(key)] = yield from read_value(source, dialect, depth + 1)
-    return found
+        members[str(key)] = yield from read_value(source, dialect, depth + 1)
+    return members
 
 
 def _at_end(source: Incoming, closing: str) -> Wait[bool]:

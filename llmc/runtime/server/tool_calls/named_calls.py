@@ -46,10 +46,10 @@ class NamedCalls:
         yield from _skip(source, self.leads)
         stops = tuple(filter(None, (self.between.strip(), self.identity_mark, *self.also, *self.ends)))
         text, stop = yield from source.word(stops)
-        found = self.name.fullmatch(text.strip())
-        if stop is None or found is None or found["name"] not in calls.tools:
+        match = self.name.fullmatch(text.strip())
+        if stop is None or match is None or match["name"] not in calls.tools:
             return False
-        identity = found.groupdict().get("identity")
+        identity = match.groupdict().get("identity")
         if stop == self.identity_mark:
             source.at += len(stop)
             identity, stop = yield from source.word(stops)
@@ -58,7 +58,7 @@ class NamedCalls:
         if stop not in self.ends:
             source.at += len(stop)
         yield from source.skip_blank()
-        name = found["name"]
+        name = match["name"]
 
         def begin() -> None:
             source.returns = False

@@ -151,7 +151,7 @@ class TaggedCalls:
         key_closing = self.text_key_closing if is_text and self.text_key_closing else self.key_closing
         key = text.mark(self.key_opening + name + key_closing + self.value_opening)
         written = (value if isinstance(value, str) else json.dumps(value) for value in function.values(name))
-        values = [text.mark(each + self.value_closing) for each in written]
+        values = [text.mark(literal + self.value_closing) for literal in written]
         if values:
             value = text.choice(values)
         elif is_text:

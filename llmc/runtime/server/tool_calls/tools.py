@@ -23,12 +23,12 @@ class Function:
     @cached_property
     def properties(self) -> dict[str, Any]:
         """The schemas of the arguments that the function names, in order."""
-        found: dict[str, Any] = {}
+        merged: dict[str, Any] = {}
         for part in parts_of(self.parameters, self.parameters):
             properties = part.get("properties")
             if isinstance(properties, Mapping):
-                found |= {name: schema for name, schema in properties.items() if name not in found}
-        return found
+                merged |= {name: schema for name, schema in properties.items() if name not in merged}
+        return merged
 
     @cached_property
     def names_arguments(self) -> bool:
@@ -50,8 +50,8 @@ class Function:
     def values(self, name: str) -> list[Any]:
         """The only values that an argument may have; empty if the schema names none."""
         schema = resolved(self.properties.get(name), self.parameters)
-        found = [schema["const"]] if "const" in schema else schema.get("enum")
-        return found if isinstance(found, list) else []
+        values = [schema["const"]] if "const" in schema else schema.get("enum")
+        return values if isinstance(values, list) else []
 
     def argument_schema(self, name: str) -> Schema:
         """The schema of one argument, on its own."""
@@ -88,31 +88,31 @@ def parts_of(schema: Any, root: Schema) -> Iterator[Schema]:
     """The schema, and those that it is put together of, each once."""
     seen, left = set[int](), [resolved(schema, root)]
     while left:
-        found = left.pop(0)
-        if id(found) in seen:
+        schema_part = left.pop(0)
+        if id(schema_part) in seen:
             continue
-        seen.add(id(found))
-        yield found
+        seen.add(id(schema_part))
+        yield schema_part
         for key in _PARTS:
-            parts = found.get(key)
+            parts = schema_part.get(key)
             left += [resolved(part, root) for part in parts] if isinstance(parts, list) else []
 
 
 def types_of(schema: Any, root: Schema) -> tuple[str, ...]:
     """The JSON types that a value of the schema may have, in its order; empty if it does not say."""
-    found: dict[str, None] = {}
+    types: dict[str, None] = {}
     for part in parts_of(schema, root):
-        said = part.get("type")
-        values = [part["const"]] if "const" in part else part.get("enum") if said is None else None
-        if isinstance(said, str):
-            found[said] = None
-        elif isinstance(said, list):
-            found |= dict.fromkeys(each for each in said if isinstance(each, str))
+        declared = part.get("type")
+        values = [part["const"]] if "const" in part else part.get("enum") if declared is None else None
+        if isinstance(declared, str):
+            types[declared] = None
+        elif isinstance(declared, list):
+            types |= dict.fromkeys(kind for kind in declared if isinstance(kind, str))
         elif isinstance(values, list):
-            found |= dict.fromkeys(map(_type_of, values))
+            types |= dict.fromkeys(map(_type_of, values))
         if part.get("nullable") is True:
-            found["null"] = None
-    return tuple(found)
+            types["null"] = None
+    return tuple(types)
 
 
 def _type_of(value: Any) -> str:
@@ -125,8 +125,8 @@ def _type_of(value: Any) -> str:
 def _pointed(reference: str, root: Schema) -> Any:
     if not reference.startswith("#"):
         return None
-    found: Any = root
+    target: Any = root
     for part in filter(None, reference[1:].split("/")):
         key = part.replace("~1", "/").replace("~0", "~")
-        found = found.get(key) if isinstance(found, Mapping) else None
-    return found
+        target = target.get(key) if isinstance(target, Mapping) else None
+    return target

@@ -32,9 +32,9 @@ def typed_value(text: str, function: Function, name: str) -> Any:
     for kind in types or ("",):
         if kind == "string":
             return text
-        found = value if _TYPES.get(kind, _is_not_text)(value) else text
-        if found is not text:
-            return int(found) if kind == "integer" else found
+        typed = value if _TYPES.get(kind, _is_not_text)(value) else text
+        if typed is not text:
+            return int(typed) if kind == "integer" else typed
     return None if value is None and types else text
 
 

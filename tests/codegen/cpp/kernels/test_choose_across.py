@@ -30,12 +30,12 @@ _PADDING = 1e30
 def parts_of(logits: Rows, ends: list[int]) -> list[Rows]:
     """Of each rank, as wide as the widest."""
     width = max(stop - start for start, stop in pairwise([0, *ends]))
-    found = []
+    parts = []
     for start, stop in pairwise([0, *ends]):
         part = np.full((len(logits), width), _PADDING, np.float32)
         part[:, : stop - start] = logits[:, start:stop]
-        found.append(part)
-    return found
+        parts.append(part)
+    return parts
 
 
 def choose_across(
@@ -85,8 +85,8 @@ def test_tokens_are_those_of_whole_rows(target: CpuTarget, ends: list[int]) -> N
     logits[::3] = np.round(logits[::3])  # equals, on several ranks
     logits[1::5, : ends[-1] // 2] -= 200.0  # parts that cannot win
     expected = choose(target, logits, choices)
-    for found in choose_across(target, logits, choices, ends):
-        assert found == expected
+    for tokens in choose_across(target, logits, choices, ends):
+        assert tokens == expected
 
 
 @pytest.mark.parametrize("target", QUICKLY_RUNNABLE)
@@ -112,7 +112,7 @@ def test_more_rows_than_a_place_has_room_for(target: CpuTarget) -> None:
     logits = np.round(random_rows(count, 4))
     choices = [BEST, drawn(1.0, 3)] * (count // 2)
     expected = choose(target, logits, choices)
-    assert all(found == expected for found in choose_across(target, logits, choices, [2, 4], threads=2))
+    assert all(tokens == expected for tokens in choose_across(target, logits, choices, [2, 4], threads=2))
 
 
 @pytest.mark.parametrize("ends", [[512, 1024], [500, 1000, 1300]], ids=str)

@@ -20,11 +20,11 @@ REQUESTS = [(1, 1), (70, 5), (40, 40), (90, 1)]
 @pytest.mark.parametrize("count", [1, 12, 64])
 def test_the_best_keys_are_chosen(target: CpuTarget, dtype: torch.dtype, count: int) -> None:
     batch = _batch(dtype)
-    found = _choose(target, batch, count, threads=2)
-    assert torch.equal(found, _expected(batch, count))
-    assert torch.equal(found, _choose(target, batch, count, threads=3))
+    chosen = _choose(target, batch, count, threads=2)
+    assert torch.equal(chosen, _expected(batch, count))
+    assert torch.equal(chosen, _choose(target, batch, count, threads=3))
     # The third request reads its text from the beginning: its first token sees itself alone.
-    assert found[6].tolist() == [0] + [NO_PLACE] * (count - 1)
+    assert chosen[6].tolist() == [0] + [NO_PLACE] * (count - 1)
 
 
 @pytest.mark.parametrize("target", RUNNABLE)
@@ -40,8 +40,8 @@ def test_what_a_tree_hides_is_not_chosen(target: CpuTarget) -> None:
 def test_of_equal_scores_the_first_is_chosen(target: CpuTarget) -> None:
     batch = _batch(torch.float32)
     batch.q.zero_()
-    found = _choose(target, batch, 3, threads=2)
-    assert torch.equal(found, _expected(batch, 3)) and found[-1].tolist() == [0, 1, 2]
+    chosen = _choose(target, batch, 3, threads=2)
+    assert torch.equal(chosen, _expected(batch, 3)) and chosen[-1].tolist() == [0, 1, 2]
 
 
 def _batch(dtype: torch.dtype) -> PagedBatch:

@@ -101,8 +101,8 @@ def test_draws_follow_the_samplers_distribution(target: CpuTarget, params: Sampl
     upto = np.cumsum(expected[order])
     groups = np.minimum((upto * 20).astype(int), 19)
     wanted = np.bincount(groups, expected[order], minlength=20) * draws
-    found = np.bincount(groups, seen[order], minlength=20)
-    assert ((found - wanted) ** 2 / np.maximum(wanted, 1)).sum() < 50
+    counts = np.bincount(groups, seen[order], minlength=20)
+    assert ((counts - wanted) ** 2 / np.maximum(wanted, 1)).sum() < 50
 
 
 @settings(max_examples=60)
@@ -162,9 +162,9 @@ def test_the_sampler_in_numpy_draws_the_same_tokens(target: CpuTarget) -> None:
         sampler = Sampler(params, none, 3000, none)
         choices, expected = [], []
         for row in logits:
-            found = sampler.choice()
-            assert found is not None
-            choices.append(found)
+            row_choice = sampler.choice()
+            assert row_choice is not None
+            choices.append(row_choice)
             expected.append(sampler.sample(row))
         tokens, _ = choose(target, logits, choices)
         assert tokens == expected, params
@@ -191,16 +191,16 @@ def test_rows_that_the_host_changed_are_drawn_as_the_sampler_does() -> None:
             )
             for kind in kinds
         ]
-        found = [choose_tokens(samplers, logits, draw) for _ in range(30)]
-        return [[token if isinstance(token, int) else str(token) for token in row] for row in found]
+        rows = [choose_tokens(samplers, logits, draw) for _ in range(30)]
+        return [[token if isinstance(token, int) else str(token) for token in row] for row in rows]
 
     def by_kernel(rows: Rows, choices: RowChoices) -> npt.NDArray[np.int32]:
-        each = [RowChoice(*(getattr(choices, name)[i].item() for name in NUMBERS)) for i in range(len(rows))]
-        return np.array(choose(target, rows, each)[0], np.int32)
+        of_rows = [RowChoice(*(getattr(choices, name)[i].item() for name in NUMBERS)) for i in range(len(rows))]
+        return np.array(choose(target, rows, of_rows)[0], np.int32)
 
-    found = drawn(by_kernel)
-    assert found == drawn(None)
-    assert "no token is allowed next" in str(found[0][3]) and len({row[0] for row in found}) > 5
+    outcomes = drawn(by_kernel)
+    assert outcomes == drawn(None)
+    assert "no token is allowed next" in str(outcomes[0][3]) and len({row[0] for row in outcomes}) > 5
 
 
 @pytest.mark.parametrize("target", RUNNABLE)

@@ -231,8 +231,8 @@ def test_codes_in_planes_multiply_as_bytes_do(
         weight = quantized(out, channels, format, group=group, symmetric=symmetric)
         x = draw(tokens, channels, dtype=dtype)
         in_planes, in_bytes = (
-            call_quantized(target, "linear", x, each, x.new_empty(tokens, out), x_format=x_format)
-            for each in (weight, replace(weight, format="int8"))
+            call_quantized(target, "linear", x, stored, x.new_empty(tokens, out), x_format=x_format)
+            for stored in (weight, replace(weight, format="int8"))
         )
         assert torch.equal(in_planes, in_bytes)
 

@@ -150,6 +150,6 @@ def test_each_head_has_a_product_of_its_own(
     values = {**sizes, "x": rows(x), "weight": pointer(packed), "y": rows(wide)}
     call(target, "head_linear", [dtype], values, scratch=kernels(target).llmc_linear_scratch(tokens, channels))
     assert (wide[:, heads * out :] == 7.0).all()
-    found, expected = wide[:, : heads * out].unflatten(1, (heads, out)), head_linear(x, weight)
+    actual, expected = wide[:, : heads * out].unflatten(1, (heads, out)), head_linear(x, weight)
     for head in range(heads):
-        assert_close(found[:, head], expected[:, head], x[:, head], weight[head])
+        assert_close(actual[:, head], expected[:, head], x[:, head], weight[head])

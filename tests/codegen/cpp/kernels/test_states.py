@@ -15,7 +15,7 @@ from tests.codegen.state_steps import check, numbers
 
 def metadata(state: Tensor, step: list[Tensor]) -> dict[str, object]:
     names = ("query_starts", "context_lens", "state_slots")
-    pointers = {name: pointer(each) for name, each in zip(names, step, strict=True)}
+    pointers = {name: pointer(tensor) for name, tensor in zip(names, step, strict=True)}
     return {"requests": len(step[2]), "state": pointer(state), **pointers}
 
 
@@ -50,7 +50,7 @@ def test_selective_scan(target: CpuTarget, channels: int, n: int) -> None:
     def kernel(state: Tensor, step: list[Tensor], tokens: Tensor) -> Tensor:
         y = torch.empty(len(tokens), channels)
         given = {"x": x[tokens], "dt": dt[tokens], "B": b[tokens], "C": c[tokens], "y": y}
-        values = {name: rows(each) for name, each in given.items()} | metadata(state, step)
+        values = {name: rows(tensor) for name, tensor in given.items()} | metadata(state, step)
         call(target, "selective_scan", [], {**values, "channels": channels, "n": n, "A": pointer(rates)})
         return y
 
@@ -70,7 +70,7 @@ def test_linear_recurrence(target: CpuTarget, channels: int, initial: float, tro
     def kernel(state: Tensor, step: list[Tensor], tokens: Tensor) -> Tensor:
         y = torch.empty(len(tokens), channels)
         given = {"x": x[tokens], "decay": decay[tokens], "y": y}
-        values = {name: rows(each) for name, each in given.items()} | metadata(state, step)
+        values = {name: rows(tensor) for name, tensor in given.items()} | metadata(state, step)
         call(
             target,
             "linear_recurrence",
@@ -101,8 +101,8 @@ def test_linear_attention(target: CpuTarget, has_beta: bool, by_channel: bool, s
     def kernel(state: Tensor, step: list[Tensor], tokens: Tensor) -> Tensor:
         y = torch.empty(len(tokens), heads, value_dim)
         given = {"q": q, "k": k, "v": v, "decay": decay, **({} if beta is None else {"beta": beta})}
-        held = [each[tokens].flatten(1) for each in given.values()]
-        values = {name: rows(each) for name, each in zip(given, held, strict=True)}
+        held = [tensor[tokens].flatten(1) for tensor in given.values()]
+        values = {name: rows(tensor) for name, tensor in zip(given, held, strict=True)}
         sizes = {"groups": groups, "heads": heads, "key_dim": key_dim, "value_dim": value_dim}
         decays = {"decays": key_dim if by_channel else 1, "y": rows(y.view(len(tokens), -1))}
         call(target, "linear_attention", [], {**values, **sizes, **decays, **metadata(state, step)})

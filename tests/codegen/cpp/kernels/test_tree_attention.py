@@ -26,8 +26,8 @@ def chain_of(batch: PagedBatch, request: int, tree: Draft, node: int) -> PagedBa
     path = path_to(tree, node)
     k_cache, v_cache = batch.k_cache.clone(), batch.v_cache.clone()
     for cache, source in ((k_cache, batch.k_cache), (v_cache, batch.v_cache)):
-        for place, each in enumerate(path):
-            move_row(batch, cache, source, request, first + each, first + place)
+        for place, number in enumerate(path):
+            move_row(batch, cache, source, request, first + number, first + place)
     return replace(
         batch,
         q=batch.q[begin + 1 + node : begin + 2 + node],
@@ -63,18 +63,18 @@ def check(batch: PagedBatch, trees: dict[int, Draft], target: CpuTarget) -> None
     """Every node against its chain in bits, everything against the reference, and neighbours without trees as alone."""
     tolerance = 1e-2 if torch.bfloat16 in (batch.q.dtype, batch.k_cache.dtype) else 3e-6
     together = with_trees(batch, trees)
-    found = together.run(target)
-    torch.testing.assert_close(found, together.expected(), rtol=tolerance, atol=tolerance)
-    assert torch.equal(together.run(target, threads=3), found)
+    actual = together.run(target)
+    torch.testing.assert_close(actual, together.expected(), rtol=tolerance, atol=tolerance)
+    assert torch.equal(together.run(target, threads=3), actual)
     for request, tree in trees.items():
         begin = int(batch.query_starts[request])
         for node in range(len(tree)):
             alone = chain_of(batch, request, tree, node).run(target)
-            assert torch.equal(found[begin + 1 + node : begin + 2 + node], alone), (request, node)
+            assert torch.equal(actual[begin + 1 + node : begin + 2 + node], alone), (request, node)
     plain = batch.run(target)
     for request in {*range(len(batch.context_lens))} - trees.keys():
-        begin, end = (int(batch.query_starts[each]) for each in (request, request + 1))
-        assert torch.equal(found[begin:end], plain[begin:end])
+        begin, end = (int(batch.query_starts[number]) for number in (request, request + 1))
+        assert torch.equal(actual[begin:end], plain[begin:end])
 
 
 @pytest.mark.parametrize("target", RUNNABLE)

@@ -75,9 +75,9 @@ def test_attention_is_the_reference(
     torch.testing.assert_close(y, expected, rtol=ELEMENTS[dtype], atol=ELEMENTS[dtype])
     begin = starts(lengths).tolist()
     for first, length in zip(begin, lengths, strict=False):
-        one = slice(first, first + length)
-        alone = attention(target, q[one], k[one], v[one], [length], window, threads=1)
-        assert torch.equal(alone, y[one])
+        span = slice(first, first + length)
+        alone = attention(target, q[span], k[span], v[span], [length], window, threads=1)
+        assert torch.equal(alone, y[span])
 
 
 @pytest.mark.parametrize("target", RUNNABLE)
@@ -104,8 +104,8 @@ def test_pooling_is_the_reference(
     )
     for row, text in zip(y, texts, strict=True):
         part = x[int(begin[text]) : int(begin[text + 1])]
-        one = pooled(part, starts([len(part)]), torch.tensor([len(part) - 1], dtype=torch.int32))
-        assert torch.equal(one[0], row)
+        alone = pooled(part, starts([len(part)]), torch.tensor([len(part) - 1], dtype=torch.int32))
+        assert torch.equal(alone[0], row)
 
 
 @pytest.mark.parametrize("target", RUNNABLE)

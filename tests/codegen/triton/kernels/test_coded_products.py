@@ -148,10 +148,10 @@ def test_codes_and_scales_of_groups(device: str) -> None:
     x[3, 32:64], x[4, 99] = 0.0, float("nan")
     arguments = (rounded(x, "int8", group=TOKEN_GROUP), quantized_weight("int8", 8, 100, None).claimed())
     call = TensorCall(linear, arguments, (torch.empty(18, 8, dtype=torch.float16),), device, in_place=False)
-    call.run(next(each for each in call.candidates() if each.constants["SCALES"] != 1))
+    call.run(next(candidate for candidate in call.candidates() if candidate.constants["SCALES"] != 1))
     codes, scales = token_codes(x, None, "int8", TOKEN_GROUP)
-    found = call.memory["buffer", "workspace_x_codes"][:, :100].cpu()
-    assert torch.equal(found[scales.isfinite().all(1)], codes[scales.isfinite().all(1)])
+    x_codes = call.memory["buffer", "workspace_x_codes"][:, :100].cpu()
+    assert torch.equal(x_codes[scales.isfinite().all(1)], codes[scales.isfinite().all(1)])
     stored = call.memory["buffer", "workspace_x_scales"].view(-1)[: 4 * 32].view(4, 32).T.cpu()
     assert torch.equal(stored[:18].nan_to_num(nan=-1.0), scales.nan_to_num(nan=-1.0))
     assert torch.equal(stored[18:], scales[17:].expand(14, 4))
@@ -184,7 +184,9 @@ ODD = [(*shape, *codes) for shape in ((1, 1), (13, 31), (130, 100), (20, 1032)) 
 
 @pytest.mark.parametrize(
     ("outputs", "channels", "format", "x_format"),
-    quick_sample(ODD, [each for each in ODD if each[:2] == (13, 31)] + [(20, 1032, *CODES[0]), (20, 1032, *CODES[4])]),
+    quick_sample(
+        ODD, [shape for shape in ODD if shape[:2] == (13, 31)] + [(20, 1032, *CODES[0]), (20, 1032, *CODES[4])]
+    ),
 )
 def test_odd_shapes(device: str, outputs: int, channels: int, format: str, x_format: str) -> None:
     for tokens in (1, 17):
@@ -337,8 +339,8 @@ def test_expanded_weights(
         launches = {python_function(launch.function).__name__: launch for launch in call.candidates()}
         call.run(launches["expand_codes_kernel"])
         (wanted,) = values_of((weight.claimed(),))
-        found = call.memory["buffer", "workspace_expanded"].view(outputs, channels)
-        assert relative_error(found, wanted.to(dtype)) <= (1e-4 if CODE_FORMATS[format].has_minimum else 0.0)
+        expanded = call.memory["buffer", "workspace_expanded"].view(outputs, channels)
+        assert relative_error(expanded, wanted.to(dtype)) <= (1e-4 if CODE_FORMATS[format].has_minimum else 0.0)
 
 
 def test_many_tokens_are_multiplied_by_the_library(device: str) -> None:
@@ -347,7 +349,7 @@ def test_many_tokens_are_multiplied_by_the_library(device: str) -> None:
     x, residual = seeded_normal(0, 40, 256).half(), seeded_normal(1, 40, 40).half()
     launches = _linear(x, weight, "none", device, residual=residual, activation="silu")
     launches += check(gated_linear, x, gates.claimed(), None, "silu", x.dtype, device=device, tolerance=1e-3)
-    chains = [[python_function(each.function).__name__ for each in (launch, *launch.then)] for launch in launches]
+    chains = [[python_function(part.function).__name__ for part in (launch, *launch.then)] for launch in launches]
     assert chains.count(["expand_codes_kernel", "matmul", "add_splits_kernel"]) == 2
 
 

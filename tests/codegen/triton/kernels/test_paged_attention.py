@@ -67,7 +67,7 @@ def test_head_groups_and_block_sizes(device: str, heads: int, kv_heads: int, blo
     _check(batch, device)
 
 
-LATENTS = [(*each, dtype) for each in [(64, 512, 5), (8, 16, 40), (32, 100, 1)] for dtype in DTYPES]
+LATENTS = [(*shape, dtype) for shape in [(64, 512, 5), (8, 16, 40), (32, 100, 1)] for dtype in DTYPES]
 
 
 @pytest.mark.parametrize(
@@ -84,8 +84,8 @@ QUICK = [(1, None, False), (64, 2.0, False), (1000, None, True), (None, 2.0, Tru
 @pytest.mark.parametrize(
     ("window", "softcap", "sinks"),
     [
-        each if each in QUICK else pytest.param(*each, marks=pytest.mark.slow)
-        for each in product([None, 1, 64, 1000], [None, 2.0], [False, True])
+        case if case in QUICK else pytest.param(*case, marks=pytest.mark.slow)
+        for case in product([None, 1, 64, 1000], [None, 2.0], [False, True])
     ],
 )
 def test_window_softcap_and_sinks(device: str, window: int | None, softcap: float | None, sinks: bool) -> None:
@@ -187,8 +187,8 @@ def test_splits_fill_the_device_and_leave_no_more_than_the_longest_sequence_need
     ],
 )
 def test_refusals(change: dict[str, Any], reason: str) -> None:
-    found = _refusal(**change)
-    assert found is not None and reason in found.reason
+    refused = _refusal(**change)
+    assert refused is not None and reason in refused.reason
 
 
 def test_ordinary_attention_is_supported() -> None:

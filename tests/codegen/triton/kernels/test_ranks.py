@@ -53,7 +53,7 @@ class Ranks:
         self.put(xs, block)
         rows, channels = xs[0].shape
         kind = {"weight_ptr": None, "bias_ptr": None, "eps": 0.0, "NORMED": False, "CENTRED": False} | norm
-        found: list[Tensor] = []
+        results: list[Tensor] = []
         for table, x in zip(self.tables, xs, strict=True):
             y = torch.full_like(x, float("nan"))
             total = None if residual is None else torch.full_like(x, float("nan"))
@@ -61,8 +61,8 @@ class Ranks:
                 table, x, residual, y_ptr=y, sum_ptr=total, rows=rows, CHANNELS=channels, BLOCK=block, LOST=LOST_WORD,
                 **kind, **self.constants,
             )  # fmt: skip
-            found += [y] if total is None else [y, total]
-        return found
+            results += [y] if total is None else [y, total]
+        return results
 
 
 def parts(ranks: int, *shape: int, dtype: torch.dtype = torch.float32) -> list[Tensor]:
@@ -79,10 +79,10 @@ def test_sums_in_the_order_of_ranks(ranks: int, shape: tuple[int, int], dtype: t
     for turn in range(3):
         xs = [x * (1 + turn) for x in parts(ranks, *shape, dtype=dtype)]
         expected = across(xs, ranks)
-        assert all(torch.equal(found, expected) for found in team.sums(xs, 64))
+        assert all(torch.equal(y, expected) for y in team.sums(xs, 64))
         # Another grid: flags of programs that were not there count for nothing.
         fewer = [x[:1, :7].contiguous() for x in xs]
-        assert all(torch.equal(found, across(fewer, ranks)) for found in team.sums(fewer, 8))
+        assert all(torch.equal(y, across(fewer, ranks)) for y in team.sums(fewer, 8))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
@@ -95,11 +95,11 @@ def test_with_residual_and_norm(is_centred: bool, dtype: torch.dtype) -> None:
     given = (reduced(xs, 3), residual, weight.to(dtype))
     expected = ops.add_layer_norm(*given, bias.to(dtype), 1e-5) if is_centred else ops.add_rms_norm(*given, 1e-5)
     norm = {"weight_ptr": weight.to(dtype).float(), "bias_ptr": bias.to(dtype).float() if is_centred else None}
-    found = team.sums(xs, 128, residual, **norm, eps=1e-5, NORMED=True, CENTRED=is_centred)
-    for y, total in zip(found[::2], found[1::2], strict=True):
+    results = team.sums(xs, 128, residual, **norm, eps=1e-5, NORMED=True, CENTRED=is_centred)
+    for y, total in zip(results[::2], results[1::2], strict=True):
         torch.testing.assert_close(y, expected[0], rtol=0, atol=1e-5 if dtype is torch.float32 else 1e-2)
         torch.testing.assert_close(total, expected[1], rtol=0, atol=0)
-        assert torch.equal(y, found[0])
+        assert torch.equal(y, results[0])
 
 
 def test_gathered_rows_have_the_bits_of_exchanged_ones() -> None:

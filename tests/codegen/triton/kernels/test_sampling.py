@@ -219,14 +219,14 @@ def test_more_logits_than_32_bits_count() -> None:
     ],
 )
 def test_refusals(template: KernelTemplate, arguments: tuple[Any, ...], reason: str) -> None:
-    found = _refusal(template, *arguments)
-    assert found is not None and reason in found.reason
+    refused = _refusal(template, *arguments)
+    assert refused is not None and reason in refused.reason
     assert _refusal(template, torch.empty(2, 128256), *(64 for _ in arguments[1:])) is None
 
 
 def test_candidates_past_what_a_program_holds_are_refused() -> None:
-    found = _refusal(sample_candidates, torch.empty(2, 2000), torch.empty(2, 2000).int())
-    assert found is not None and "2000 candidates" in found.reason
+    refused = _refusal(sample_candidates, torch.empty(2, 2000), torch.empty(2, 2000).int())
+    assert refused is not None and "2000 candidates" in refused.reason
 
 
 def _refusal(template: KernelTemplate, *arguments: Any) -> Refusal | None:

@@ -31,11 +31,11 @@ def _same_sums(template: KernelTemplate, weight: SparseRows, arguments: tuple[An
     """Of every candidate that serves these rows: with the zeros stored, the same kernel in the same tiles gives the
     same result. Compiled, its threads hold other elements of a tile, and sum them in another order."""
     expected = (template.op(*values_of(arguments)),)
-    found = TensorCall(template, arguments, expected, device, in_place=False)
-    tokens = found.tokens
-    candidates = found.candidates()
-    for index, each in enumerate(candidates):
-        if each.min_tokens > tokens or (each.max_tokens is not None and each.max_tokens < tokens):
+    tensors = TensorCall(template, arguments, expected, device, in_place=False)
+    tokens = tensors.tokens
+    candidates = tensors.candidates()
+    for index, candidate in enumerate(candidates):
+        if candidate.min_tokens > tokens or (candidate.max_tokens is not None and candidate.max_tokens < tokens):
             continue
         results = []
         for has_zeros in (False, True):
@@ -49,7 +49,7 @@ def _same_sums(template: KernelTemplate, weight: SparseRows, arguments: tuple[An
                 call.run(_dense(step) if has_zeros else step)
             results.append(call.results[0].clone())
         tolerance = GPU_KERNELS[arguments[0].dtype] if isinstance(device, PtxDevice) else 0.0
-        assert relative_error(*results) <= tolerance, f"{each.function} {each.constants}"
+        assert relative_error(*results) <= tolerance, f"{candidate.function} {candidate.constants}"
 
 
 def _dense(launch: DeviceLaunch) -> DeviceLaunch:

@@ -53,7 +53,7 @@ def test_attention(
     softcap: float | None,
 ) -> None:
     sizes = enumerate((heads, kv_heads, kv_heads))
-    q, k, v = (seeded_normal(seed, sum(lengths), each, width).to(dtype) for seed, each in sizes)
+    q, k, v = (seeded_normal(seed, sum(lengths), count, width).to(dtype) for seed, count in sizes)
     rest = (0.25, window, softcap)
     check(ragged_attention, q, k, v, starts(lengths), *rest, device=device, tolerance=GPU_KERNELS[dtype])
     whole = run(ragged_attention, device, q, q, k, v, starts(lengths), *rest)

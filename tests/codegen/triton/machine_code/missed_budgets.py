@@ -27,7 +27,7 @@ _MODES = ("TOKENS", "TOKEN_BLOCK", "SPLITS", "CACHE_FORMAT", "ROW_TILE")
 
 def missed(case: str, target: GpuTarget, workers: Workers, directory: Path) -> tuple[Missed, list[str]]:
     """What a case's kernels miss on a target, and the functions that have no budget."""
-    known, found, without = budgets(), Missed(), list[str]()
+    known, misses, without = budgets(), Missed(), list[str]()
     kernels = [replace(kernel, name=f"{kernel.name}.{i}") for i, kernel in enumerate(case_kernels(case, target))]
     (directory / "kernels").mkdir(exist_ok=True)
     for kernel, compiled in zip(kernels, workers.compile_all(kernels, target, directory), strict=True):
@@ -39,12 +39,12 @@ def missed(case: str, target: GpuTarget, workers: Workers, directory: Path) -> t
         code = kernel_code(kernel, binary, directory / binary.file, target, budget.streams)
         mode = [f"{name}={kernel.constants[name]}" for name in _MODES if kernel.constants.get(name) is not None]
         values = {
-            each.limit.figure: -1.0 if each.value is None else round(each.value, 3)
-            for each in check_budget(code, budget)
-            if not each.is_met
+            finding.limit.figure: -1.0 if finding.value is None else round(finding.value, 3)
+            for finding in check_budget(code, budget)
+            if not finding.is_met
         }
-        found[" ".join([kernel.function, *mode])] = values
-    return found, without
+        misses[" ".join([kernel.function, *mode])] = values
+    return misses, without
 
 
 def allowed(case: str, target: GpuTarget) -> Missed:

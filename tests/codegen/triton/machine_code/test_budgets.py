@@ -28,10 +28,10 @@ _PAIRS = [
 @pytest.mark.parametrize(("case", "gpu"), _PAIRS)
 def test_only_what_is_listed_misses_a_budget(case: str, gpu: str, workers: Workers, tmp_path: Path) -> None:
     target = gpu_target(gpu)
-    found, without = missed(case, target, workers, tmp_path)
+    misses, without = missed(case, target, workers, tmp_path)
     assert not without, "a kernel without a budget"
     listed = allowed(case, target)
-    assert found == listed, (
+    assert misses == listed, (
         "if figures became better, shorten missed_budgets.json: "
         "python -m tests.codegen.triton.machine_code.missed_budgets prints it"
     )

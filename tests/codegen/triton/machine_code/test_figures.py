@@ -42,7 +42,7 @@ def test_a_kernel_that_waits(workers: Workers, tmp_path: Path) -> None:
     assert code.releases_dependents_first
     assert code.stream_loads_before_wait == 1  # 8 elements a thread: 16 bytes.
     loads = code.stream_loads(code.main_loop)
-    assert loads and all(each.width == 16 for each in loads), "x is read behind the loop"
+    assert loads and all(load.width == 16 for load in loads), "x is read behind the loop"
     assert code.narrow_loads == 0
     assert code.instructions_per_byte == len(code.main_loop) / (16 * len(loads))
     assert 16 * 128 * code.blocks_per_sm <= code.bytes_in_flight <= 16 * 128 * code.blocks_per_sm * len(loads)
@@ -70,8 +70,8 @@ def test_findings_say_what_a_miss_costs(workers: Workers, tmp_path: Path) -> Non
         Limit("registers_of_nobody", "of another GPU", at_most=0.0, arches=(80,)),
     )
     findings = check_budget(code, Budget("leaving_kernel", limits, ("weight_ptr",)))
-    assert [each.limit for each in findings] == [*EVERY_KERNEL, *limits[:2]]
-    costs = {each.limit.figure: each.seconds(code, 1e9) for each in findings if not each.is_met}
+    assert [finding.limit for finding in findings] == [*EVERY_KERNEL, *limits[:2]]
+    costs = {finding.limit.figure: finding.seconds(code, 1e9) for finding in findings if not finding.is_met}
     target = gpu_target("h100")
     assert costs["exits_before_wait"] == target.launch
     assert code.instructions_per_byte is not None
@@ -83,13 +83,13 @@ def test_findings_say_what_a_miss_costs(workers: Workers, tmp_path: Path) -> Non
 
 def _written(*lines: str) -> list[Instruction]:
     """Instructions from lines such as `@P0 BRA 0x10`."""
-    found = []
+    instructions = []
     for number, line in enumerate(lines):
         predicate, rest = line.split(" ", 1) if line.startswith("@") else (None, line)
         opcode, _, operands = rest.partition(" ")
         name, *modifiers = opcode.split(".")
-        found.append(Instruction(16 * number, name, tuple(modifiers), operands, predicate, 1, None, frozenset()))
-    return found
+        instructions.append(Instruction(16 * number, name, tuple(modifiers), operands, predicate, 1, None, frozenset()))
+    return instructions
 
 
 def test_innermost_loops_leave_out_spins_and_outer_loops() -> None:
@@ -106,7 +106,9 @@ def test_innermost_loops_leave_out_spins_and_outer_loops() -> None:
             "BRA 0x80",
         )
     )
-    assert [[each.name for each in loop.instructions] for loop in flow.innermost_loops()] == [["FFMA", "BRA"]]
+    assert [[instruction.name for instruction in loop.instructions] for loop in flow.innermost_loops()] == [
+        ["FFMA", "BRA"]
+    ]
 
 
 def test_dominating_instructions() -> None:
@@ -152,18 +154,20 @@ def test_control_codes_are_those_of_the_printed_encoding(tmp_path: Path, workers
     command = [knobs.nvidia.cuobjdump.path, "-sass", str(tmp_path / code.binary.file)]
     text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     words = [int(line.split("/* 0x")[1][:16], 16) for line in text.splitlines() if line.strip().startswith("/* 0x")]
-    assert [word >> 41 & 15 for word in words] == [each.stall for each in code.code.instructions]
-    assert any(each.waits for each in code.code.instructions)
-    assert any(each.write_scoreboard is not None for each in code.code.instructions)
+    assert [word >> 41 & 15 for word in words] == [instruction.stall for instruction in code.code.instructions]
+    assert any(instruction.waits for instruction in code.code.instructions)
+    assert any(instruction.write_scoreboard is not None for instruction in code.code.instructions)
 
 
 def test_a_figure_that_the_code_does_not_show(workers: Workers, tmp_path: Path) -> None:
     code = _compiled("leaving_kernel", {}, workers, tmp_path, ("count",))
     nothing = replace(code, streams=("absent_ptr",))
     finding = next(
-        each
-        for each in check_budget(nothing, Budget("leaving_kernel", (Limit("instructions_per_byte", "x", at_most=3),)))
-        if each.limit.figure == "instructions_per_byte"
+        candidate
+        for candidate in check_budget(
+            nothing, Budget("leaving_kernel", (Limit("instructions_per_byte", "x", at_most=3),))
+        )
+        if candidate.limit.figure == "instructions_per_byte"
     )
     assert finding.value is None and not finding.is_met and finding.seconds(nothing, 1.0) is None
     assert finding.limit.text(code.target) == "≤ 3"

@@ -53,7 +53,7 @@ def converse(model: Any) -> None:
     tool = tools.tool(weather)
     calling = model.bind_tools([tool], tool_choice="any", parallel_tool_calls=False)
     call = calling.invoke(asked)
-    assert [each["name"] for each in call.tool_calls + call.invalid_tool_calls] == ["weather"], call
+    assert [made_call["name"] for made_call in call.tool_calls + call.invalid_tool_calls] == ["weather"], call
     made = call.tool_calls + call.invalid_tool_calls
     result = messages.ToolMessage(content=[{"type": "text", "text": "sunny"}], tool_call_id=made[0]["id"])
     later = [messages.SystemMessage("Answer in verse."), messages.HumanMessage("And tomorrow?")]
@@ -66,7 +66,7 @@ def converse(model: Any) -> None:
 def answers_to(message: Any) -> list[Any]:
     """A result for each call of a message, those that were cut included."""
     made = [*message.tool_calls, *message.invalid_tool_calls]
-    return [messages.ToolMessage(content="cut", tool_call_id=each["id"]) for each in made]
+    return [messages.ToolMessage(content="cut", tool_call_id=tool_call["id"]) for tool_call in made]
 
 
 if __name__ == "__main__":

@@ -61,8 +61,8 @@ def said(events: Iterable[Event]) -> Said:
 
 
 def reader(form: str) -> OutputReader:
-    found = NAMES[form]
-    return ChannelReader(TOOLS) if found.channels else CallReader(found, TOOLS)
+    known = NAMES[form]
+    return ChannelReader(TOOLS) if known.channels else CallReader(known, TOOLS)
 
 
 def read(form: str, pieces: Sequence[str], *, cut: bool = False) -> Said:

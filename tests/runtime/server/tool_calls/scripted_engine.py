@@ -64,26 +64,26 @@ def _weights(ids: Sequence[int], vocab: int) -> dict[str, Tensor]:
 
 def _pieces(script: str, marks: Sequence[str]) -> list[str]:
     """The script as tokens: marks, and between them texts of a few characters, as different as can be."""
-    found: list[str] = []
+    pieces: list[str] = []
     parts = re.split("|".join(map(re.escape, marks)), script) if marks else [script]
     between = re.findall("|".join(map(re.escape, marks)), script) if marks else []
     for i, part in enumerate(parts):
         start = 0
         while start < len(part):
             end = min(len(part), start + _LENGTH)
-            while end < len(part) and part[start:end] in found:
+            while end < len(part) and part[start:end] in pieces:
                 end += 1
-            found.append(part[start:end])
+            pieces.append(part[start:end])
             start = end
-        found += between[i : i + 1]
-    return found
+        pieces += between[i : i + 1]
+    return pieces
 
 
 def _tokenizer(special: Sequence[str], pieces: Sequence[str]) -> Tokenizer:
     """Bytes, the pieces, which no text is encoded as, and special tokens."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     words = [
-        each for piece in pieces for each, _ in pre_tokenizers.ByteLevel(False, use_regex=False).pre_tokenize_str(piece)
+        word for piece in pieces for word, _ in pre_tokenizers.ByteLevel(False, use_regex=False).pre_tokenize_str(piece)
     ]
     vocabulary = {text: i for i, text in enumerate(dict.fromkeys([*alphabet, *words]))}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
@@ -96,5 +96,5 @@ def _tokenizer(special: Sequence[str], pieces: Sequence[str]) -> Tokenizer:
 
 def _id(tokenizer: Tokenizer, piece: str) -> int:
     ((word, _),) = pre_tokenizers.ByteLevel(False, use_regex=False).pre_tokenize_str(piece)
-    found = tokenizer.token_to_id(piece)
-    return found if found is not None else tokenizer.get_vocab()[word]
+    token_id = tokenizer.token_to_id(piece)
+    return token_id if token_id is not None else tokenizer.get_vocab()[word]

@@ -196,9 +196,9 @@ SCHEMA: dict[str, Any] = {
 )
 def test_plain_text_gets_the_type_of_the_schema(name: str, text: str, value: Any) -> None:
     (function,) = tools_of({"f": SCHEMA}).values()
-    found = typed_value(text, function, name)
-    assert found == value and type(found) is type(value)
-    json.dumps(found, allow_nan=False)
+    parsed = typed_value(text, function, name)
+    assert parsed == value and type(parsed) is type(value)
+    json.dumps(parsed, allow_nan=False)
 
 
 @pytest.mark.parametrize(

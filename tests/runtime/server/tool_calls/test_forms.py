@@ -80,8 +80,8 @@ def test_calls_that_are_cut_are_given_as_far_as_they_came(form: str) -> None:
     told = "".join(name + arguments for name, arguments in read(form, [whole]).calls)
     longest = 0
     for end in range(len(whole)):
-        found = read(form, [whole[:end]], cut=True).calls
-        so_far = "".join(name + arguments for name, arguments in found)
+        calls = read(form, [whole[:end]], cut=True).calls
+        so_far = "".join(name + arguments for name, arguments in calls)
         assert told.startswith(so_far) and len(so_far) >= longest
         longest = len(so_far)
     assert longest >= len(told) - len("now{}")
@@ -102,8 +102,8 @@ def test_arguments_come_before_the_call_ends(form: str) -> None:
 @pytest.mark.parametrize("form", FORMS)
 def test_a_call_of_an_unknown_function_is_text(form: str) -> None:
     whole = (CALLS.get(form) or ONE_CALL[form]).replace("weather", "rain").replace("now", "snow")
-    found = read(form, [whole])
-    assert not found.calls and "rain" in found.text
+    parsed = read(form, [whole])
+    assert not parsed.calls and "rain" in parsed.text
 
 
 @pytest.fixture(scope="module")

@@ -53,17 +53,17 @@ def test_what_a_grammar_cannot_say_of_arguments_is_ignored(form: str, spelling: 
         answer = answer_to(grammar.as_json(), spelling, VOCAB)
         assert "error" not in answer, answer
         told = " ".join(answer["notes"])
-        assert all(each in told for each in ("uniqueItems", "'binary'", "pattern")), told
+        assert all(keyword in told for keyword in ("uniqueItems", "'binary'", "pattern")), told
 
 
 @pytest.mark.parametrize("form", ["hermes", "qwen3_coder", "pythonic"])
 def test_too_many_optional_arguments_are_refused_at_once(form: str, spelling: LLTokenizer) -> None:
     schema = {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(2000)}}
     alone, beside = grammars(form, schema)
-    found = answer_to(alone.as_json(), spelling, VOCAB).get("error", "")
-    assert "needs more than 2,000 items" in found
+    problem = answer_to(alone.as_json(), spelling, VOCAB).get("error", "")
+    assert "needs more than 2,000 items" in problem
     if form == "hermes":
-        assert answer_to(beside.as_json(), spelling, VOCAB)["error"] == found
+        assert answer_to(beside.as_json(), spelling, VOCAB)["error"] == problem
 
 
 def test_a_schema_that_nothing_fits_is_refused_without_the_grammar(spelling: LLTokenizer) -> None:
