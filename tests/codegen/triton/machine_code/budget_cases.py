@@ -1,4 +1,4 @@
-"""The kernels whose machine code is held to budgets, at Llama 3.1 8B's sizes."""
+"""The kernels whose machine code is held to budgets, at Llama 3.1 8B's sizes; those of experts at Mixtral 8x7B's."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 from llmc.codegen.triton.kernel import KernelTemplate
 from llmc.codegen.triton.kernels.attention.paged_attention import paged_attention
 from llmc.codegen.triton.kernels.attention.rope_kv_write import rope_kv_write
+from llmc.codegen.triton.kernels.experts.expert_linear import expert_linear
 from llmc.codegen.triton.kernels.products.linear import fused_linear, lm_head
 from llmc.codegen.triton.kernels.rows.rms_norm import rms_norm
 from llmc.formats.code_format import TOKEN_GROUP
@@ -21,6 +22,7 @@ from tests.codegen.triton.quantized_weight import meta_blocked
 
 Case = tuple[KernelTemplate, tuple[Any, ...]]
 _OPS = torch.ops.llmc
+_EXPERTS = 8
 
 
 def _down_projection(weight: Any, x_format: str = "none") -> Case:
@@ -28,9 +30,15 @@ def _down_projection(weight: Any, x_format: str = "none") -> Case:
     return fused_linear, (x, weight, None, meta(2, 4096), "identity", 1.0, torch.bfloat16)
 
 
-def _codes(format: str) -> Claimed:
-    scales = meta(4096, 112) if format == "int4" else meta(4096, 1, dtype=torch.float32)
-    return Claimed(_OPS.dequantize.default, (meta(4096, 14336, dtype=torch.int8), scales, None, format, torch.float32))
+def _codes(format: str, rows: int = 4096) -> Claimed:
+    scales = meta(rows, 112) if format == "int4" else meta(rows, 1, dtype=torch.float32)
+    return Claimed(_OPS.dequantize.default, (meta(rows, 14336, dtype=torch.int8), scales, None, format, torch.float32))
+
+
+def _experts_down_projection(weight: Any, x_format: str = "none") -> Case:
+    """x: [tokens, slots, channels]."""
+    x, index = rounded(meta(2, 2, 14336), x_format, group=TOKEN_GROUP), meta(2, 2, dtype=torch.int32)
+    return expert_linear, (x, weight, None, index, _EXPERTS, torch.bfloat16)
 
 
 def _attention() -> Case:
@@ -54,6 +62,10 @@ CASES: Mapping[str, Callable[[], Case]] = {
     "product of q6_k": lambda: _down_projection(meta_blocked("q6_k", 4096, 14336).claimed()),
     "product of w4a8:x32": lambda: _down_projection(_codes("int4"), "int8"),
     "product of w8a8:x32": lambda: _down_projection(_codes("int8"), "int8"),
+    "experts": lambda: _experts_down_projection(meta(_EXPERTS * 4096, 14336)),
+    "experts of int4": lambda: _experts_down_projection(_codes("int4", _EXPERTS * 4096)),
+    "experts of w4a8:x32": lambda: _experts_down_projection(_codes("int4", _EXPERTS * 4096), "int8"),
+    "experts of w8a8:x32": lambda: _experts_down_projection(_codes("int8", _EXPERTS * 4096), "int8"),
     "lm_head": lambda: (lm_head, (meta(2, 4096), meta(128256, 4096), None)),
     "attention": _attention,
     "rope_kv_write": _rope_kv_write,

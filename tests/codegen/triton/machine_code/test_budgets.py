@@ -8,6 +8,7 @@ import pytest
 
 from llmc.codegen.triton.compile import Workers
 from llmc.codegen.triton.kernels.attention import paged_decode
+from llmc.codegen.triton.kernels.experts import expert_tile
 from llmc.codegen.triton.kernels.products import coded_gemv, coded_narrow, dense_gemv
 from llmc.codegen.triton.machine_code.budget import Budget
 from llmc.codegen.triton.machine_code.budget_table import budgets
@@ -46,7 +47,7 @@ def test_limits_name_figures_and_reasons() -> None:
 
 
 def test_streams_are_pointers_of_the_kernel() -> None:
-    for module in (paged_decode, coded_gemv, coded_narrow, dense_gemv):
+    for module in (paged_decode, coded_gemv, coded_narrow, dense_gemv, expert_tile):
         for budget in (value for value in vars(module).values() if isinstance(value, Budget)):
             function = getattr(module, budget.function)
             assert set(budget.streams) <= set(function.arg_names)

@@ -11,6 +11,7 @@ import triton.language as tl
 
 from llmc.codegen.call import Call
 from llmc.codegen.triton.kernel import DeviceLaunch, named_arguments
+from llmc.codegen.triton.machine_code.budget import Budget
 from llmc.program.launch_arguments import Argument
 
 _BLOCK = 1024
@@ -87,3 +88,6 @@ def sort_launch(call: Call) -> tuple[DeviceLaunch, dict[str, Argument]]:
         num_stages=1,
     )
     return launch, sorted_pairs
+
+
+sort_pairs_budget = Budget("sort_pairs_kernel")

@@ -108,10 +108,10 @@ def code_tile_kernel(
     for chunk in range(split * PER_SPLIT, tl.minimum((split + 1) * PER_SPLIT, COUNT)):
         place = chunk * BYTE_BLOCK + tl.arange(0, BYTE_BLOCK)
         channel = place // 16 * 32 + place % 16 if IN_PAIRS else place
-        x_low = _x_operand(x_row, channel, IN, X_FORMAT, OPERANDS, MASKED)
+        x_low = x_operand(x_row, channel, IN, X_FORMAT, OPERANDS, MASKED)
         x_high = x_low
         if IN_PAIRS:
-            x_high = _x_operand(x_row, channel + 16, IN, X_FORMAT, OPERANDS, MASKED)
+            x_high = x_operand(x_row, channel + 16, IN, X_FORMAT, OPERANDS, MASKED)
         x_scale = None
         if X_GROUPS > 1:
             x_scale = read_tile(
@@ -280,7 +280,7 @@ def _operand(
 
 
 @triton.jit
-def _x_operand(
+def x_operand(
     x_row: tl.tensor,
     channel: tl.tensor,
     IN: tl.constexpr,

@@ -26,15 +26,23 @@ _LEAST_DEPTH = 32
 
 
 def code_operands(product: Product, codes: Codes, target: GpuTarget) -> str:
-    """The operand type of the matrix units: int8 or fp8 codes where supported, else x's type, which is exact."""
+    """The operand type of the matrix units for a product's tiles."""
     depth = _tile_channels(product, codes, target) // codes.per_byte
-    if codes.x_format == "int8" and depth >= _LEAST_DEPTH:
+    return operand_type(codes.x_format, product.call.dtype("x"), depth, target)
+
+
+def operand_type(x_format: str, dtype: torch.dtype, depth: int, target: GpuTarget) -> str:
+    """The operand type of the matrix units: int8 or fp8 codes where supported, else x's type, which is exact.
+
+    dtype: of x before it is rounded to x_format. depth: channels that are multiplied at once.
+    """
+    if x_format == "int8" and depth >= _LEAST_DEPTH:
         return "int8"
-    if codes.x_format == "fp8" and depth >= _LEAST_DEPTH and target.fp8_rate is not None and target.backend == "cuda":
+    if x_format == "fp8" and depth >= _LEAST_DEPTH and target.fp8_rate is not None and target.backend == "cuda":
         return "fp8"
-    if codes.x_format != "none":
+    if x_format != "none":
         return "bf16"
-    return {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}[product.call.dtype("x")]
+    return {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}[dtype]
 
 
 def code_tilings(product: Product, codes: Codes, target: GpuTarget, tokens: int) -> tuple[Tiling, ...]:

@@ -22,7 +22,7 @@ from llmc.codegen.triton.kernels.products.weight_codes import e4m3_codes, neares
 from llmc.codegen.triton.kernels.rows.row_block import row_block
 from llmc.codegen.triton.machine_code.budget import Budget
 from llmc.graph.code_numbers import code_dtype
-from llmc.program.launch_arguments import Argument
+from llmc.program.launch_arguments import Argument, Count, Rows
 
 
 @triton.jit
@@ -40,18 +40,21 @@ def quantize_tokens_kernel(
     FORMAT: tl.constexpr,
     GROUP: tl.constexpr,
     SCALES: tl.constexpr,
+    BY_ROW: tl.constexpr,
+    SLOTS: tl.constexpr,
     NORMED: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
     """Program t: the codes and the scales of row t. Columns past the last one become zero codes.
 
-    GROUP: columns that share a scale; all share one if it is COLUMNS. scales_ptr: [tokens], or [groups, tokens], where
-    each row is padded to a multiple of SCALES with the last token's scale. NORMED: of row t after an RMS norm with the
-    weight norm_ptr.
+    tokens: rows in total; x has SLOTS consecutive ones after each x_row_stride. GROUP: columns that share a scale; all
+    share one if it is COLUMNS. scales_ptr: [tokens, groups] if BY_ROW, otherwise [groups, tokens], where each row is
+    padded to a multiple of SCALES with the last token's scale. NORMED: of row t after an RMS norm with the weight
+    norm_ptr.
     """
     place = tl.program_id(0)
     token = tl.minimum(place, tokens - 1).to(tl.int64) if SCALES > 1 else place.to(tl.int64)
-    x_ptr += token * x_row_stride
+    x_ptr += token // SLOTS * x_row_stride + token % SLOTS * COLUMNS
     LARGEST: tl.constexpr = 448.0 if FORMAT == "fp8" else 127.0
     COUNT: tl.constexpr = (COLUMNS + GROUP - 1) // GROUP
     norm = 1.0
@@ -82,7 +85,8 @@ def quantize_tokens_kernel(
             largest = tl.max(tl.abs(grouped).to(tl.int32, bitcast=True), axis=1)
             scale, inverses = _scale(largest.to(tl.float32, bitcast=True), x_scale_ptr, LARGEST)
             group = start // GROUP + tl.arange(0, BLOCK // GROUP)
-            tl.store(scales_ptr + group * (tl.cdiv(tokens, SCALES) * SCALES) + place, scale, mask=group < COUNT)
+            to = token * COUNT + group if BY_ROW else group * (tl.cdiv(tokens, SCALES) * SCALES) + place
+            tl.store(scales_ptr + to, scale, mask=group < COUNT)
             scaled = (grouped * inverses[:, None]).reshape(BLOCK)
         scaled = tl.minimum(tl.maximum(scaled, -LARGEST), LARGEST)
         codes = e4m3_codes(scaled) if FORMAT == "fp8" else nearest_integers(scaled)
@@ -122,17 +126,18 @@ def _row(
     return x
 
 
-def quantize_launch(call: Call) -> tuple[DeviceLaunch, dict[str, Argument]]:
+def quantize_launch(call: Call, *, by_row: bool = False) -> tuple[DeviceLaunch, dict[str, Argument]]:
     """The launch of round_tokens, and what a product then reads in the place of x. It norms x first where that is part
-    of the same launch."""
+    of the same launch. by_row: whether the scales of a row are neighbours, not those of a group of all rows."""
     norm, format = call.within("x"), call.plain("format")
     x = norm or call
-    (columns,) = x.shape("x")
-    count, groups = x.count("x"), token_groups(call)
+    *several, columns = x.shape("x")
+    (slots,) = several or (1,)
+    count, groups = _rows_of_slots(x.count("x"), slots), token_groups(call)
     dtype = code_dtype(format)
     codes = rows("codes", call.workspace("x_codes", count, -(-columns // 16) * 16, dtype))
-    if groups == 1:
-        scales = call.workspace("x_scales", count, 1, torch.float32).pointer
+    if groups == 1 or by_row:
+        scales = call.workspace("x_scales", count, groups, torch.float32).pointer
     else:
         # A fixed size, since rows are padded to a multiple of a number.
         most = -(-most_rows(call, count) // TILE_SCALES) * TILE_SCALES
@@ -154,6 +159,8 @@ def quantize_launch(call: Call) -> tuple[DeviceLaunch, dict[str, Argument]]:
             "FORMAT": format,
             "GROUP": columns if groups == 1 else call.plain("group"),
             "SCALES": 1,
+            "BY_ROW": by_row,
+            "SLOTS": slots,
             "NORMED": norm is not None,
             "BLOCK": block,
         },
@@ -176,7 +183,15 @@ def padded_for_tiles(launch: DeviceLaunch) -> DeviceLaunch:
 def token_groups(call: Call) -> int:
     """Scales of a token, in a call of round_tokens."""
     group = call.plain("group")
-    return 1 if group is None else -(-call.shape("x")[0] // int(group))
+    return 1 if group is None else -(-call.shape("x")[-1] // int(group))
+
+
+def _rows_of_slots(count: Count | Rows | int, slots: int) -> Count | Rows | int:
+    """The number of rows if each of `count` has `slots` of them."""
+    if isinstance(count, int):
+        return count * slots
+    times, of = (count.times, count.count) if isinstance(count, Rows) else (1, count)
+    return count if slots == 1 else Rows(times * slots, of)
 
 
 quantize_tokens_budget = Budget("quantize_tokens_kernel")
