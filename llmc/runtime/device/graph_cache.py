@@ -40,5 +40,6 @@ class GraphCache(Generic[Key, Graph]):
         return self._graphs[key]
 
     def clear(self) -> None:
-        """Drop all of them."""
+        """Drop all of them, and forget which keys were used."""
         self._graphs.clear()
+        self._seen.clear()

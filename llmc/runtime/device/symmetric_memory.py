@@ -2,8 +2,11 @@
 which is alpha and may change.
 
 Only these parts are used: empty(…, device=), rendezvous(tensor, group), and buffer_ptrs and get_buffer of its result.
+A process can do this once: torch 2.13 keeps the store of the first group of a name, and the default group always has
+the same name. Later processes would be awaited in a store that they do not know.
 """
 
+import threading
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,9 +30,18 @@ class SymmetricMemory:
         return buffer
 
 
+_was_set_up = threading.Event()
+
+
+def can_have_symmetric_memory() -> bool:
+    """Whether this process has not called `symmetric_memory` yet."""
+    return not _was_set_up.is_set()
+
+
 def symmetric_memory(nbytes: int, device: torch.device) -> SymmetricMemory | None:
-    """Symmetric memory of the default group's ranks, which must all call this; None if this torch or these GPUs lack
-    it."""
+    """Symmetric memory of the default group's ranks, which must all call this, once per process; None if this torch or
+    these GPUs lack it."""
+    _was_set_up.set()
     group = distributed.group.WORLD
     assert group is not None
     try:

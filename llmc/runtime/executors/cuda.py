@@ -54,8 +54,7 @@ _ROW_ALIGNMENT = 16
 
 class CudaExecutor:
     """Binaries, weights, KV cache, arena and graphs on one device. blocks: of the cache that requests may use.
-    snapshots: how many of states there may be. weights: brings the weights to the device,
-    by default from the engine's files."""
+    snapshots: their number. weights: brings the weights to the device, by default from the engine's files."""
 
     def __init__(
         self,
@@ -171,7 +170,8 @@ class CudaExecutor:
         return tuple(LaunchTime(index, ends[i], ends[i + 1]) for i, index in enumerate(indices))
 
     def join(self, place: DevicePlace) -> None:
-        """Connect to the other ranks' memory; called once, before the first step."""
+        """Connect to the other ranks' memory. Graphs of earlier steps contain the addresses of an earlier place."""
+        self._graphs.clear()
         self._spaces[RANKS] = place.table.view(torch.uint8), 0
         self._addresses[RANKS] = place.table.data_ptr()
         program = self._program if place.has_memory else library_only(self._program)

@@ -91,7 +91,7 @@ class HostLaunches(ABC):
         return self.launch_all(step, StepOutput.LOGITS)
 
     def join(self, place: DevicePlace) -> None:
-        """Connect to the other ranks' memory, before the first step."""
+        """Connect to the other ranks' memory."""
         self._memory[RANKS] = place.table
         self.launched = self.program if place.has_memory else library_only(self.program)
         self._calls = plan_calls(self.launched)

@@ -6,6 +6,7 @@ ranks, and all of them launch it; the first one chooses tokens. With executor="t
 happens without GPUs: the ranks' memory is shared memory, and gloo is the library.
 """
 
+import threading
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from functools import partial
@@ -25,6 +26,7 @@ from llmc.runtime.executors.executor import ChoosingExecutor, Chosen, Logits, Si
 from llmc.runtime.loop.step import Ints, Step
 from llmc.runtime.ranks.channel import Channel, copy_rows, taken_step
 from llmc.runtime.ranks.local_ranks import start_ranks
+from llmc.runtime.ranks.losses import Losses
 from llmc.runtime.ranks.rank_memory import RankMemory
 from llmc.runtime.ranks.rank_plan import RankPlan
 from llmc.runtime.sampling.row_choice import RowChoices
@@ -35,7 +37,7 @@ class DeviceExecutor(ChoosingExecutor, SideOutputExecutor, Protocol):
     """The executor of each rank, which can be connected to the others."""
 
     def join(self, place: DevicePlace) -> None:
-        """Connect to the other ranks' memory before the first step."""
+        """Connect to the other ranks' memory before the first step, or before the first after they started again."""
 
     def follow(self, step: Step) -> None:
         """Run a step for its collectives and its cache; its results are not used on this rank."""
@@ -46,10 +48,13 @@ _Found = TypeVar("_Found")
 Meet = Callable[[int, int, Store, RankMemory], DevicePlace]
 
 
-class RankedDeviceExecutor:
+class RankedDeviceExecutor(Losses):
     """The first rank's executor, with a team of ranks that follow it. Raises RankError if a rank does not start or
     connect, and then closes the executor. blocks: number of blocks of each rank's cache. executor: the executor of the
-    other ranks; None takes the device's, or the interpreter if the environment selects it."""
+    other ranks; None takes the device's, or the interpreter if the environment selects it.
+
+    The team can be started again after a rank was lost; the first rank keeps its weights then.
+    """
 
     def __init__(
         self,
@@ -60,22 +65,17 @@ class RankedDeviceExecutor:
         shared_bytes: int,
         executor: str | None = None,
     ) -> None:
-        ranks = engine.program.ranks
+        self.ranks = engine.program.ranks
         self.blocks, self._own = blocks, own
+        self._directory, self._meet = engine, meet
+        self._plan = RankPlan(0, self.ranks, blocks, 1, shared_bytes, executor)
         self._place: DevicePlace | None = None
-        plan = RankPlan(0, ranks, blocks, 1, shared_bytes, executor)
+        # Held while the team and its place change, and by the thread that reports the loss of a rank.
+        self._changing = threading.Lock()
         try:
-            self._team = start_ranks(engine, plan, self._leave)
+            self._gather()
         except BaseException:
             own.close()
-            raise
-        try:
-            store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=patience())
-            self._team.tell({"do": "meet", "port": store.port})
-            self._place = _met(partial(meet, 0, ranks, store, self._team.memory))
-            own.join(self._place)
-        except BaseException:
-            self.close()
             raise
 
     def step(self, step: Step) -> Logits:
@@ -103,13 +103,39 @@ class RankedDeviceExecutor:
         self._team.tell({"do": "move_slots", "from": sources.tolist(), "to": destinations.tolist(), "group": group})
         self._own.move_slots(sources, destinations, group)
 
+    def reopen(self) -> None:
+        """Start the other ranks again after one was lost. Raises RankError."""
+        self._team.close()
+        self._part()
+        self._gather()
+
     def close(self) -> None:
         """Close the executor, and end the other ranks."""
         self._team.close()
-        if self._place is not None:
-            self._place.part()
-            self._place = None
+        self._part()
         self._own.close()
+
+    def _gather(self) -> None:
+        """Start the other ranks and connect to them."""
+        team, place = start_ranks(self._directory, self._plan, self._tell_lost), None
+        try:
+            store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=patience())
+            team.tell({"do": "meet", "port": store.port})
+            place = _met(partial(self._meet, 0, self.ranks, store, team.memory))
+            self._own.join(place)
+        except BaseException:
+            team.close()
+            if place is not None:
+                place.part()
+            raise
+        with self._changing:
+            self._team, self._place = team, place
+
+    def _part(self) -> None:
+        with self._changing:
+            if self._place is not None:
+                self._place.part()
+                self._place = None
 
     def _with_all(self, step: Step, run: Callable[[], _Found]) -> _Found:
         self._team.tell_step(step)
@@ -122,9 +148,12 @@ class RankedDeviceExecutor:
         self._team.check()
         return result
 
-    def _leave(self) -> None:
-        if self._place is not None:
-            self._place.leave()
+    def _tell_lost(self) -> None:
+        with self._changing:
+            # A team that was closed meanwhile may report its loss late.
+            if self._place is not None and self._team.is_lost.is_set():
+                self._place.leave()
+        super()._tell_lost()
 
 
 def serve_device_rank(

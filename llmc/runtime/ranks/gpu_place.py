@@ -1,7 +1,8 @@
 """Connect the GPUs of a machine: a process group of torch, memory that they read from each other, and a test of both.
 
 Shared memory is tested before NCCL is used (arriving_writes.py); unless all find it whole, neither the kernels nor NCCL
-use it.
+use it. Ranks that are started again exchange over NCCL alone, because the first rank's process has had its shared
+memory.
 """
 
 import os
@@ -17,7 +18,7 @@ from llmc.errors import RankError
 from llmc.program.library_collectives import exchange_parts, gather_rows
 from llmc.program.rank_memory import LOST_WORD, memory_bytes
 from llmc.runtime.device.device_place import DevicePlace
-from llmc.runtime.device.symmetric_memory import SymmetricMemory, symmetric_memory
+from llmc.runtime.device.symmetric_memory import SymmetricMemory, can_have_symmetric_memory, symmetric_memory
 from llmc.runtime.ranks.arriving_writes import writes_arrive
 from llmc.runtime.ranks.device_ranks import part_from_group, patience, tables_of
 from llmc.runtime.ranks.rank_memory import RankMemory
@@ -35,9 +36,10 @@ def meet_gpus(rank: int, ranks: int, store: Store, memory: RankMemory) -> Device
     distributed.init_process_group("cpu:gloo,cuda:nccl", store=store, rank=rank, world_size=ranks, timeout=patience())
     host = distributed.new_group(backend="gloo")
     assert isinstance(host, distributed.ProcessGroup)
-    symmetric = symmetric_memory(memory_bytes(ranks), device)
+    is_first = _all(can_have_symmetric_memory(), host)
+    symmetric = symmetric_memory(memory_bytes(ranks), device) if is_first else None
     has_memory = _all(symmetric is not None, host) and symmetric is not None and _arrives(symmetric, rank, ranks, host)
-    if not has_memory:
+    if is_first and not has_memory:
         os.environ["NCCL_P2P_DISABLE"] = "1"
     _check_library(rank, ranks, device)
     used = symmetric if has_memory else None

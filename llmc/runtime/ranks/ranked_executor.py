@@ -7,7 +7,7 @@ its socket: the others leave their collectives, and the step is an error that na
 
 import ctypes
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -21,12 +21,13 @@ from llmc.runtime.executors.executor import Chosen, Logits
 from llmc.runtime.loop.step import Ints, Step
 from llmc.runtime.ranks.launch import launched
 from llmc.runtime.ranks.local_ranks import start_ranks
+from llmc.runtime.ranks.losses import Losses
 from llmc.runtime.ranks.rank_plan import RankPlan
 from llmc.runtime.ranks.team import Team
 from llmc.runtime.sampling.row_choice import RowChoices
 
 
-class RankedCppExecutor(ChoosingCppExecutor):
+class RankedCppExecutor(Losses, ChoosingCppExecutor):
     """As ChoosingCppExecutor, with a part of the weights and of the cache in each of several processes.
 
     threads: of all ranks of this machine together. The others are started here, unless torchrun has started them.
@@ -42,7 +43,6 @@ class RankedCppExecutor(ChoosingCppExecutor):
         self._directory = engine
         self._plan = RankPlan(0, ranks, blocks, own, int(exchange(engine.program.layout.tensor)))
         self._place = LlmcRanks()
-        self._lost_told: Callable[[], None] = lambda: None
         self._team = self._gather()
         try:
             super().__init__(engine, blocks, own, check, ranks=self._place)
@@ -84,17 +84,6 @@ class RankedCppExecutor(ChoosingCppExecutor):
         self._team.tell({"do": "move_slots", "from": sources.tolist(), "to": destinations.tolist(), "group": group})
         super().move_slots(sources, destinations, group)
 
-    @property
-    def lost(self) -> RankError | None:
-        """The error, once a rank is lost."""
-        return self._team.error() if self._team.is_lost.is_set() else None
-
-    def when_lost(self, tell: Callable[[], None]) -> None:
-        """Set a function that another thread calls when a rank is lost."""
-        self._lost_told = tell
-        if self._team.is_lost.is_set():
-            tell()
-
     def reopen(self) -> None:
         """Start the other ranks again after one was lost. Raises RankError, also where torchrun has started them."""
         if self._launch is not None:
@@ -111,9 +100,6 @@ class RankedCppExecutor(ChoosingCppExecutor):
         """Close the executor, and end the other ranks."""
         self._team.close()
         super().close()
-
-    def _tell_lost(self) -> None:
-        self._lost_told()
 
     def _gather(self) -> Team:
         if self._launch is None:

@@ -3,6 +3,7 @@
 import selectors
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -144,7 +145,9 @@ class Team:
         self.memory.lost[:] = 1
 
     def close(self) -> None:
-        """End them all; none that this process started is left when this comes back."""
+        """End them all; none that this process started is left when this comes back. A second call does nothing."""
+        if self._closing.is_set():
+            return
         self._closing.set()
         self.memory.lost[:] = 1
         self.rows.close()
@@ -215,15 +218,16 @@ def _gave_up(member: Member) -> bool:
 
 
 def end(members: Sequence[Member]) -> None:
-    """End processes, politely and then not, and let connections go."""
+    """End processes, politely and, after _END_SECONDS for all of them, by a signal; and let connections go."""
     for member in members:
         member.channel.close()
         if member.lifeline is not None:
             member.lifeline.close()
+    deadline = time.monotonic() + _END_SECONDS
     for member in members:
         if member.process is not None:
             try:
-                member.process.wait(_END_SECONDS)
+                member.process.wait(max(0.0, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
                 member.process.kill()
                 member.process.wait()

@@ -19,6 +19,15 @@ def test_a_graph_is_captured_at_the_second_use_and_kept() -> None:
     assert captured == [1]
 
 
+def test_a_cleared_cache_captures_at_the_second_use_again() -> None:
+    cache: GraphCache[int, int] = GraphCache(4, lambda: True)
+    for key in (1, 1, 2):
+        cache.get(key, lambda k: k)
+    cache.clear()
+    assert len(cache) == 0
+    assert [cache.get(key, lambda k: -k) for key in (1, 2, 1)] == [None, None, -1]
+
+
 def test_the_one_used_longest_ago_makes_room() -> None:
     cache: GraphCache[int, int] = GraphCache(2, lambda: True)
     for key in (1, 1, 2, 2, 1, 3, 3):

@@ -195,6 +195,23 @@ def test_ranks_that_have_met_use_their_table(
     assert any(place in launch.values for launch in launched)
 
 
+def test_graphs_of_ranks_that_meet_again_use_the_new_table(make: MakeExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
+    executor, driver = make(with_binaries(test_rank_programs.lowered(8, channels=256, layers=1).program))
+    collectives = {name: queues_nothing(function) for name, function in library_collectives.FUNCTIONS.items()}
+    monkeypatch.setattr(library_functions, "FUNCTIONS", {**library_functions.FUNCTIONS, **collectives})
+    tables = [torch.arange(9), torch.arange(9) + 100]
+    own, other = (table.data_ptr().to_bytes(8, "little") for table in tables)
+    choices = RowChoices.of([BEST] * 2)
+    for table, wanted, unwanted in zip(tables, (own, other), (other, own), strict=True):
+        executor.join(DevicePlace(table, True, lambda: None, lambda: None, None))
+        for _ in range(3):
+            executor.choose(decodes([30, 5]), StepOutput.BEST, choices)
+            launched = driver.taken()
+            assert any(wanted in launch.values for launch in launched)
+            assert not any(unwanted in launch.values for launch in launched)
+        assert len(executor._graphs) == 1
+
+
 def test_another_binary_is_launched_with_the_arguments_of_the_call(make: MakeExecutor) -> None:
     program = of_windows()
     executor, driver = make(program)

@@ -3,6 +3,7 @@ and NCCL."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 from pathlib import Path
@@ -15,9 +16,11 @@ import pytest
 from llmc.compiler import build
 from llmc.engine_format import read_engine
 from llmc.engine_format.engine_kinds import ExecutorName
-from llmc.errors import RankError
+from llmc.errors import RankError, UnavailableError
+from llmc.runtime.async_engine import AsyncEngine
 from llmc.runtime.loading import load
 from llmc.runtime.sampling.sampling_params import SamplingParams
+from tests.runtime.async_clients import listen, request
 from tests.tiny_models import tiny_checkpoint, tiny_tokens
 
 LIMITS: Any = {
@@ -99,6 +102,37 @@ def test_a_lost_rank_is_named(path: Path) -> None:
         os.kill(lost, signal.SIGKILL)
         with pytest.raises(RankError, match=rf"rank 1 \(process {lost}\) was killed by signal 9"):
             engine.generate([tiny_tokens(5)], SamplingParams(max_tokens=2))
+
+
+def test_lost_ranks_are_started_again(path: Path) -> None:
+    """Killed while a request runs, and between requests. Later requests have the tokens of those before."""
+    prompt, greedy = tuple(tiny_tokens(5)), SamplingParams(max_tokens=2, temperature=0.0)
+    before = {child.pid for child in psutil.Process().children()}
+
+    def kill() -> int:
+        found: int
+        (found,) = {child.pid for child in psutil.Process().children()} - before
+        os.kill(found, signal.SIGKILL)
+        return found
+
+    async def ask_and_kill() -> None:
+        async with AsyncEngine(load(path, executor="ptx")) as engine:
+            expected = (await listen(engine, request("first", prompt, greedy))).tokens()
+            outputs = engine.generate(request("lost", prompt, SamplingParams(max_tokens=200, ignore_eos=True)))
+            await anext(outputs)
+            lost = kill()
+            with pytest.raises(UnavailableError, match=rf"rank 1 \(process {lost}\) was killed by signal 9"):
+                async for _ in outputs:
+                    pass
+            assert (await listen(engine, request("second", prompt, greedy))).tokens() == expected
+            assert engine.stats().rank_restarts == {1: 1}
+            kill()
+            while engine.stats().rank_restarts != {1: 2}:
+                await asyncio.sleep(0.05)
+            assert (await listen(engine, request("third", prompt, greedy))).tokens() == expected
+
+    asyncio.run(ask_and_kill())
+    assert {child.pid for child in psutil.Process().children()} <= before
 
 
 @pytest.mark.parametrize("executor", ["triton_interpreter", "reference", None])

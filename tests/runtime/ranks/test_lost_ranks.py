@@ -18,6 +18,7 @@ import pytest
 from llmc.api.version import VERSION
 from llmc.errors import LlmcError, RankError
 from llmc.runtime.engine import Engine
+from llmc.runtime.executors.executor import ReopeningExecutor
 from llmc.runtime.loading import load
 from llmc.runtime.ranks import local_ranks
 from llmc.runtime.ranks.channel import SharedMemory
@@ -177,6 +178,24 @@ def test_hangs_at_start(
     monkeypatch.setattr(local_ranks, "worker_command", lambda *_: hanging)
     with pytest.raises(RankError, match=r"rank 1 \(process \d+\) did not come up within 0.2 seconds"):
         load(of_ranks(2), threads=1)
+
+
+def test_ranks_that_do_not_start_again(
+    of_ranks: NewEngine, environment: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine can still be closed."""
+    with load(of_ranks(2), threads=1) as engine:
+        executor = engine.loop.executor
+        assert isinstance(executor, ReopeningExecutor)
+        pid, message = last(engine)
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(RankError, match=message):
+            engine.generate([PROMPT], LONG)
+        environment("LLMC_RANK_START_SECONDS", "0.2")
+        hanging = [sys.executable, "-c", "import signal; signal.pause()"]
+        monkeypatch.setattr(local_ranks, "worker_command", lambda *_: hanging)
+        with pytest.raises(RankError, match=r"rank 1 \(process \d+\) did not come up within 0.2 seconds"):
+            executor.reopen()
 
 
 def test_the_first_is_killed(of_ranks: NewEngine) -> None:
