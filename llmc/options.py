@@ -11,7 +11,7 @@ from typing import Any, Literal, TypedDict, get_args
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from llmc.errors import OptionError, did_you_mean
-from llmc.formats.cache_format import parse_cache_format
+from llmc.formats.cache_format import parse_cache_formats
 from llmc.formats.pruning import Pruning, parse_pruning
 from llmc.formats.scheme_text import parse_quantization
 from llmc.formats.schemes import Quantization
@@ -32,7 +32,7 @@ _PARSERS: Mapping[str, Callable[[Any], object]] = {
     "quantize": parse_quantization,
     "sparsity": parse_sparsity,
     "prune": parse_pruning,
-    "kv_cache": lambda value: value == "auto" or parse_cache_format(value),
+    "kv_cache": lambda value: value == "auto" or parse_cache_formats(value),
 }
 _SPELLINGS = {
     "fp32": "float32",

@@ -17,7 +17,7 @@ from llmc.codegen.cpp.kernel import (
     refuse_ranks,
 )
 from llmc.codegen.cpp.kernel_library import function_name
-from llmc.formats.cache_format import parse_cache_format
+from llmc.formats.cache_format import parse_cache_formats
 from llmc.graph.axes import tensor_axes
 from llmc.graph.refusal import Refusal
 from llmc.ops.rotate_heads import rotation_block
@@ -46,8 +46,7 @@ def caching(
 
     def element_types(call: Call) -> tuple[str, ...]:
         format = call.plain("cache_format")
-        codes = DTYPES[call.dtype("k_cache")] if format is None else parse_cache_format(format).codes
-        return DTYPES[call.dtype(first)], codes
+        return DTYPES[call.dtype(first)], DTYPES[call.dtype("k_cache")] if format is None else codes_of_pair(format)
 
     def arguments(call: Call) -> Arguments:
         function = function_name(family, element_types(call))
@@ -76,6 +75,12 @@ def rotating() -> Kernel:
     return replace(plain, refusal=refusal)
 
 
+def codes_of_pair(text: str) -> str:
+    """How functions are named after the formats of keys and values: by the codes of both, where they differ."""
+    formats = parse_cache_formats(text)
+    return "_".join(dict.fromkeys((formats.keys.codes, formats.values.codes)))
+
+
 def attended(call: Call) -> Arguments:
     """Further arguments of paged attention, in addition to its op's."""
     value_dim = call.plain("value_dim") or call.shape("v_cache")[2]
@@ -93,11 +98,13 @@ def attended(call: Call) -> Arguments:
 
 
 def _of_caches(call: Call) -> Arguments:
-    """Further arguments of the caches' kernels, in addition to their ops'. cache_group: group of codes, 0 for a whole
-    head."""
+    """Further arguments of the caches' kernels, in addition to their ops'. cache_group, value_group: groups of
+    codes of keys and of values, 0 for a whole head."""
     format = call.plain("cache_format")
     caches = {name: call.cache(name) for name in ("k_cache", "v_cache")}
-    return {**caches, "cache_format": None, "cache_group": None if format is None else parse_cache_format(format).group}
+    formats = None if format is None else parse_cache_formats(format)
+    groups = (None, None) if formats is None else (formats.keys.group, formats.values.group)
+    return {**caches, "cache_format": None, "cache_group": groups[0], "value_group": groups[1]}
 
 
 def _refuse_odd_keys(node: fx.Node) -> Refusal | None:
