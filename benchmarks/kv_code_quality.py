@@ -1,11 +1,13 @@
 """What forms of a KV cache lose on a real model, those that llmc has and others, simulated in transformers.
 
     python -m benchmarks.kv_code_quality --model smollm2 --windows 16 --json kv-code-quality-smollm2.json
+    python -m benchmarks.kv_code_quality --errors --model gemma3 --windows 1
 
 The model is in fp32, on the windows of `benchmarks.real_models quality`; attention reads keys and values as each
 candidate stores them (benchmarks/kv_code_roundings.py). Perplexity and KL are compared with the model's own, whose
 cache is not rounded. Simulated figures of formats that llmc has show how far engines agree. A --json file that was
-begun is gone on with.
+begun is gone on with. --errors compares what each layer's attention adds to the residual instead: the squared error,
+relative to the square of what it adds, of all forms in one run.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from benchmarks.kv_code_roundings import CANDIDATES, Candidate, exact
 from benchmarks.llama_1b import machine
 from benchmarks.real_model_files import MODELS, fetched, numbers_of
 from benchmarks.real_model_quality import PLAIN, Record, Row
+from benchmarks.table_record import record_table
 from llmc.debug.compare import windows
 
 DATA = Path(__file__).parent.parent / "examples" / "data"
@@ -44,12 +47,15 @@ class Simulation:
         model: of transformers, with the attention that `attend` registers.
         candidate: the form of the cache.
         centers: by layer, what is subtracted from keys, [heads, 1, channels].
+        means: by layer, the keys' means of each run; None while nothing is calibrated.
+        compared: by candidate, the errors of each layer; None unless they are measured.
     """
 
     model: Any
     candidate: Candidate = UNROUNDED
     centers: dict[int, Tensor] = field(default_factory=dict)
     means: dict[int, list[Tensor]] | None = None
+    compared: dict[str, list[float]] | None = None
 
     def log_probabilities(self, tokens: Sequence[int], candidate: Candidate) -> Tensor:
         """Of the next token at each position, [tokens, vocabulary]."""
@@ -75,8 +81,28 @@ class Simulation:
             self.means.setdefault(layer, []).append(key[0, :, _UNLIKE:].mean(1, keepdim=True))
         if options.get("sliding_window") is not None and options["sliding_window"] < key.shape[2]:
             raise ValueError(f"a window of {options['sliding_window']} is shorter than {key.shape[2]} tokens")
-        out = attention(self.candidate, query[0], key[0], value[0], self.centers.get(layer), options["scaling"])
+        given = query[0], key[0], value[0], self.centers.get(layer), options["scaling"]
+        out = attention(self.candidate, *given)
+        for name, errors in (self.compared or {}).items():
+            errors.append(_error(attention(CANDIDATES[name], *given), out, module.o_proj.weight))
         return out.transpose(0, 1)[None].contiguous(), None
+
+    def attention_errors(self, candidates: Sequence[Candidate], pieces: Sequence[Sequence[int]]) -> dict[str, float]:
+        """By candidate, the mean over layers of the relative squared error of what attention adds to the residual.
+
+        Each layer is given the queries, keys and values of the unrounded model, so one run measures all candidates.
+        """
+        self.compared = {each.name: [] for each in candidates}
+        for piece in pieces:
+            self.log_probabilities(piece, UNROUNDED)
+        found, self.compared = self.compared, None
+        return {name: sum(errors) / len(errors) for name, errors in found.items()}
+
+
+def _error(found: Tensor, expected: Tensor, projection: Tensor) -> float:
+    """Of [heads, tokens, channels], behind the output projection."""
+    error, whole = ((x.transpose(0, 1).flatten(1) @ projection.T).square().sum() for x in (found - expected, expected))
+    return float(error / whole)
 
 
 def attention(candidate: Candidate, q: Tensor, k: Tensor, v: Tensor, center: Tensor | None, scale: float) -> Tensor:
@@ -126,8 +152,7 @@ def measured(simulation: Simulation, candidates: Sequence[Candidate], pieces: Se
     for each in candidates:
         lost, divergence, same = totals[each.name].tolist()
         perplexity = math.exp(lost / (count - len(pieces)))
-        bits = 8 * (each.key_bytes + each.value_bytes) / 128
-        rows.append(Row(each.name, bits, perplexity, divergence / count, same / count, 0.0, count, today))
+        rows.append(Row(each.name, _bits(each), perplexity, divergence / count, same / count, 0.0, count, today))
     return rows
 
 
@@ -153,11 +178,20 @@ def main() -> None:
     parser.add_argument("--windows", type=int, help="windows that are judged; default: the whole text")
     parser.add_argument("--cache", type=Path, default=Path("examples/out/real-models"))
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument(
+        "--errors", action="store_true", help="of attention's output instead of perplexities: one run for all forms"
+    )
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     given.cache.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(given.threads)
     of_text = {"text": "heldout.txt", "length": given.length, "windows": given.windows}
+    if given.errors:
+        lines = _errors(given)
+        print("\n".join(lines))
+        if given.json is not None:
+            record_table(given.json, {"machine": machine(given.threads), "model": given.model}, lines)
+        return
     record = Record.at(given.json, {"machine": machine(given.threads), "model": given.model, **of_text})
     missing = [CANDIDATES[name] for name in given.forms if not record.has(name)]
     if missing:
@@ -168,6 +202,19 @@ def main() -> None:
             for row in measured(simulation, missing[begin : begin + _AT_ONCE], pieces):
                 record.add(row)
     print("\n".join(table(record)))
+
+
+def _errors(given: argparse.Namespace) -> list[str]:
+    numbers = numbers_of(fetched(MODELS[given.model], given.cache), given.cache)
+    simulation, pieces = _prepared(numbers, given.length, given.windows)
+    candidates = [CANDIDATES[name] for name in given.forms]
+    found = simulation.attention_errors(candidates, pieces)
+    lines = ["| KV cache | bits per channel | error of attention |", "|---|--:|--:|"]
+    return lines + [f"| {each.name} | {_bits(each):.2f} | {100 * found[each.name]:.3f}% |" for each in candidates]
+
+
+def _bits(candidate: Candidate) -> float:
+    return 8 * (candidate.key_bytes + candidate.value_bytes) / 128
 
 
 def _prepared(numbers: Path, length: int, count: int | None) -> tuple[Simulation, list[list[int]]]:

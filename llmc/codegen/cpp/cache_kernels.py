@@ -26,6 +26,8 @@ from llmc.targets import CpuTarget
 
 CODED_HEAD = 1024  # LLMC_CODED_HEAD
 ROTATED_BLOCK = 1024  # LLMC_ROTATED_BLOCK
+# Codes of keys and of other codes of values that there are kernels for.
+_PAIRS = (("int8", "int4"),)
 _CACHE = " k_cache[_ | kv_heads block_size _]"
 
 
@@ -55,7 +57,7 @@ def caching(
     def refusal(node: fx.Node, target: CpuTarget) -> Refusal | None:
         is_plain = arguments_of(node)["cache_format"] is None
         refused = refuse_dtypes(node, (first, "k_cache") if is_plain else (first,)) or _refuse_odd_keys(node)
-        return refused or (refuse_ranks(node, tensors) if is_plain else _refuse_wide_heads(node))
+        return refused or (refuse_ranks(node, tensors) if is_plain else _refuse_wide_heads(node) or _refuse_pair(node))
 
     return Kernel(family, element_types, arguments, refusal, in_place)
 
@@ -113,6 +115,15 @@ def _refuse_odd_keys(node: fx.Node) -> Refusal | None:
         return None
     own = arguments["q"].meta["val"].shape[2] - (arguments["value_dim"] or arguments["v_cache"].meta["val"].shape[3])
     return Refusal(f"keys have {own} channels before the values': kernels multiply pairs", node) if own % 2 else None
+
+
+def _refuse_pair(node: fx.Node) -> Refusal | None:
+    formats = parse_cache_formats(arguments_of(node)["cache_format"])
+    keys, values = formats.keys.codes, formats.values.codes
+    if keys == values or (keys, values) in _PAIRS:
+        return None
+    known = ", ".join("/".join(pair) for pair in _PAIRS)
+    return Refusal(f"keys in {keys} and values in {values}; kernels take {known}, or one kind of codes", node)
 
 
 def _refuse_wide_heads(node: fx.Node) -> Refusal | None:
