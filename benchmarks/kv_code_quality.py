@@ -196,7 +196,7 @@ def main() -> None:
     missing = [CANDIDATES[name] for name in given.forms if not record.has(name)]
     if missing:
         numbers = numbers_of(fetched(MODELS[given.model], given.cache), given.cache)
-        simulation, pieces = _prepared(numbers, given.length, given.windows)
+        simulation, pieces = _prepared(numbers, missing, given)
         missing = missing if record.has(PLAIN) else [UNROUNDED, *missing]
         for begin in range(0, len(missing), _AT_ONCE):
             for row in measured(simulation, missing[begin : begin + _AT_ONCE], pieces):
@@ -206,8 +206,8 @@ def main() -> None:
 
 def _errors(given: argparse.Namespace) -> list[str]:
     numbers = numbers_of(fetched(MODELS[given.model], given.cache), given.cache)
-    simulation, pieces = _prepared(numbers, given.length, given.windows)
     candidates = [CANDIDATES[name] for name in given.forms]
+    simulation, pieces = _prepared(numbers, candidates, given)
     found = simulation.attention_errors(candidates, pieces)
     lines = ["| KV cache | bits per channel | error of attention |", "|---|--:|--:|"]
     return lines + [f"| {each.name} | {_bits(each):.2f} | {100 * found[each.name]:.3f}% |" for each in candidates]
@@ -217,15 +217,19 @@ def _bits(candidate: Candidate) -> float:
     return 8 * (candidate.key_bytes + candidate.value_bytes) / 128
 
 
-def _prepared(numbers: Path, length: int, count: int | None) -> tuple[Simulation, list[list[int]]]:
+def _prepared(
+    numbers: Path, candidates: Sequence[Candidate], given: argparse.Namespace
+) -> tuple[Simulation, list[list[int]]]:
+    """The model, with means of its keys where a candidate needs them, and the windows that are judged."""
     model = AutoModelForCausalLM.from_pretrained(numbers, dtype=torch.float32, attn_implementation="eager").eval()
     tokenizer = AutoTokenizer.from_pretrained(numbers)
     simulation = Simulation(model)
     AttentionInterface.register("coded", simulation.attend)
     model.set_attn_implementation("coded")
     calibration, text = (tokenizer((DATA / name).read_text()).input_ids for name in ("calibration.txt", "heldout.txt"))
-    simulation.calibrate(windows(calibration, length, _CALIBRATION_WINDOWS))
-    return simulation, list(windows(text, length, count))
+    if any(each.centered for each in candidates):
+        simulation.calibrate(windows(calibration, given.length, _CALIBRATION_WINDOWS))
+    return simulation, list(windows(text, given.length, given.windows))
 
 
 if __name__ == "__main__":
