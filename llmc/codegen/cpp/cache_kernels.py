@@ -78,7 +78,7 @@ def rotating() -> Kernel:
 
 
 def codes_of_pair(text: str) -> str:
-    """How functions are named after the formats of keys and values: by the codes of both, where they differ."""
+    """The codes of keys and values in the names of functions: once if they are the same, else both."""
     formats = parse_cache_formats(text)
     return "_".join(dict.fromkeys((formats.keys.codes, formats.values.codes)))
 

@@ -124,7 +124,7 @@ def _codes(name: str, text: str | None) -> dict[str, Constant]:
 
 
 def refuse_formats(node: fx.Node, text: str, keys: int, values: int) -> Refusal | None:
-    """refuse_format for heads of so many channels, in a pair of caches."""
+    """The same as refuse_format for a pair of caches. keys, values: channels of a head."""
     of_keys, of_values = parts_of_pair(text)
     assert of_keys is not None and of_values is not None
     return refuse_format(node, of_keys, keys) or refuse_format(node, of_values, values)
