@@ -221,7 +221,8 @@ def _prepared(
     numbers: Path, candidates: Sequence[Candidate], given: argparse.Namespace
 ) -> tuple[Simulation, list[list[int]]]:
     """The model, with means of its keys where a candidate needs them, and the windows that are judged."""
-    model = AutoModelForCausalLM.from_pretrained(numbers, dtype=torch.float32, attn_implementation="eager").eval()
+    model = AutoModelForCausalLM.from_pretrained(numbers, dtype=torch.float32, attn_implementation="eager")
+    model.train(False)
     tokenizer = AutoTokenizer.from_pretrained(numbers)
     simulation = Simulation(model)
     AttentionInterface.register("coded", simulation.attend)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
@@ -21,7 +23,7 @@ def _out(candidate: Candidate) -> torch.Tensor:
 @pytest.mark.parametrize(
     "options", [{}, {"centered": True}, {"recent": 300}, {"first": 300}, {"tile": 512}], ids=lambda each: str(each)
 )
-def test_exact_rows_leave_attention_as_it_is(options: dict[str, int]) -> None:
+def test_exact_rows_leave_attention_as_it_is(options: dict[str, Any]) -> None:
     """A constant that is subtracted from all keys changes nothing."""
     rounding = exact if not options or "centered" in options else torch.zeros_like
     torch.testing.assert_close(_out(Candidate("exact", rounding, rounding, 256, 256, **options)), PLAIN)
