@@ -58,8 +58,8 @@ def ranged(bits: int, group: int | None = None, search: bool = False) -> Roundin
                 found = _codes(grouped, minimum, middle + (high - middle) * above, bits)
                 error = (found - grouped).square().sum(-1, keepdim=True)
                 best, least = torch.where(error < least, found, best), torch.minimum(error, least)
-        found_best: Tensor = best.flatten(-2)
-        return found_best
+        values: Tensor = best.flatten(-2)
+        return values
 
     return _rotating(rounding)
 
