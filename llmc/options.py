@@ -11,7 +11,7 @@ from typing import Any, Literal, TypedDict, get_args
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from llmc.errors import OptionError, did_you_mean
-from llmc.formats.cache_format import parse_cache_format
+from llmc.formats.cache_format import parse_cache_formats
 from llmc.formats.pruning import Pruning, parse_pruning
 from llmc.formats.scheme_text import parse_quantization
 from llmc.formats.schemes import Quantization
@@ -32,7 +32,7 @@ _PARSERS: Mapping[str, Callable[[Any], object]] = {
     "quantize": parse_quantization,
     "sparsity": parse_sparsity,
     "prune": parse_pruning,
-    "kv_cache": lambda value: value == "auto" or parse_cache_format(value),
+    "kv_cache": lambda value: value == "auto" or parse_cache_formats(value),
 }
 _SPELLINGS = {
     "fp32": "float32",
@@ -60,7 +60,7 @@ class BuildOptions(BaseModel):
         dtype: Type of weights and activations; auto keeps the checkpoint's. float16 is for GPUs: for a CPU, a float16
             checkpoint is built as bfloat16. bf16, fp16, half, fp32, float and torch's own dtypes are also accepted.
         kv_dtype: Type of the KV cache; auto is dtype.
-        kv_cache: int8, int4 or fp8 codes for the KV cache (llmc/formats/cache_format.py).
+        kv_cache: int8, int4 or fp8 codes for the KV cache, or int8/int4 for keys/values (llmc/formats/cache_format.py).
         kv_compression: The policy that drops rows of the KV cache, as NAME:OPTION=VALUE,… (docs/kv-compression.md);
             none keeps all rows.
         quantize: Schemes of weights and activations (formats/schemes.py): one for all, then PATTERN=SCHEME for some. A

@@ -10,7 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import llmc.ops  # noqa: F401  (registers the ops that are looked up)
 from llmc.codegen.backend import Backend
 from llmc.errors import OptionError
-from llmc.formats.cache_format import CacheFormat, parse_cache_format
+from llmc.formats.cache_format import CacheFormats, parse_cache_formats
 from llmc.formats.schemes import SCHEMES, Scheme, TokenDefault, on_target
 from llmc.graph.code_numbers import code_dtype
 from llmc.options import BuildOptions
@@ -43,7 +43,7 @@ def check_kernels(options: BuildOptions, backend: Backend, target: str, tokens: 
                 fix=_instead(scheme, backend, dtype),
             )
     if options.kv_cache != "auto":
-        reason = _cache_refusal(parse_cache_format(options.kv_cache), backend, dtype)
+        reason = _cache_refusal(parse_cache_formats(options.kv_cache), backend, dtype)
         if reason is not None:
             raise OptionError(
                 f"{target} cannot keep a KV cache in {options.kv_cache}: {reason}",
@@ -83,14 +83,16 @@ def _scheme_refusal(scheme: Scheme, backend: Backend, dtype: torch.dtype) -> str
     return _reason(backend, _call(graph, _llmc.fused_linear.default, arguments, result))
 
 
-def _cache_refusal(format: CacheFormat, backend: Backend, dtype: torch.dtype) -> str | None:
+def _cache_refusal(format: CacheFormats, backend: Backend, dtype: torch.dtype) -> str | None:
     with FakeTensorMode():
         heads = torch.empty(_TOKENS, 2, 64, dtype=dtype)
-        cache = torch.empty(8, 2, 16, format.position_bytes(64), dtype=torch.uint8)
+        caches = [
+            torch.empty(8, 2, 16, each.position_bytes(64), dtype=torch.uint8) for each in (format.keys, format.values)
+        ]
         indices = torch.empty(_TOKENS, dtype=torch.int32)
         table = torch.empty(_TOKENS, 4, dtype=torch.int32)
-    write = (heads, heads, cache, cache, indices, str(format))
-    read = (heads, cache, cache, indices, indices, table, 0.125, None, None, None, str(format), 64)
+    write = (heads, heads, *caches, indices, str(format))
+    read = (heads, *caches, indices, indices, table, 0.125, None, None, None, str(format), 64)
     writes = _call(fx.Graph(), _llmc.kv_write.default, write, None)
     reads = _call(fx.Graph(), _llmc.paged_attention.default, read, heads)
     return _reason(backend, writes) or _reason(backend, reads)

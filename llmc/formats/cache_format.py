@@ -9,6 +9,8 @@ CACHE_CODES = ("int8", "int4", "fp8")
 # Four bits are too few for a whole head's range.
 _INT4_GROUP = 32
 _ROTATED = ":rotated"
+# Between the format of keys and that of values.
+_BESIDE = "/"
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,67 @@ class CacheFormat:
         return self.code_bytes(channels) + self.groups(channels) * (4 if self.has_minima else 2)
 
 
+@dataclass(frozen=True)
+class CacheFormats:
+    """How the caches of keys and of values are quantized.
+
+    keys, values: their formats. Both are rotated, or neither is.
+    """
+
+    keys: CacheFormat
+    values: CacheFormat
+
+    def __str__(self) -> str:
+        if self.keys == self.values:
+            return str(self.keys)
+        return f"{replace(self.keys, rotated=False)}{_BESIDE}{self.values}"
+
+    @property
+    def rotated(self) -> bool:
+        """Whether queries, keys and values are rotated before."""
+        return self.keys.rotated
+
+    @property
+    def stored(self) -> str:
+        """The name of the stored forms, without the rotation before them."""
+        return self.keys.stored if self.keys == self.values else f"{self.keys.stored}{_BESIDE}{self.values.stored}"
+
+    def of(self, part: str) -> CacheFormat:
+        """The format of one of the caches. part: "k" or "v"."""
+        return self.keys if part == "k" else self.values
+
+
+def parse_cache_formats(text: str) -> CacheFormats:
+    """Parse one format for keys and values, or `KEYS/VALUES`, such as `int8/int4:rotated`.
+
+    Args:
+        text: the formats. `:rotated` at the end is for both.
+
+    Raises:
+        OptionError: for an unknown format or option.
+    """
+    before, beside, last = text.partition(_BESIDE)
+    values = parse_cache_format(last if beside else before)
+    if not beside:
+        return CacheFormats(values, values)
+    keys = parse_cache_format(before)
+    if keys.rotated:
+        raise OptionError(
+            "keys and values are rotated together",
+            at=f"kv_cache={text}",
+            fix=f"write :rotated once, at the end: {keys.stored}{_BESIDE}{values.stored}{_ROTATED}",
+        )
+    return CacheFormats(replace(keys, rotated=values.rotated), values)
+
+
+def parts_of_pair(text: str | None) -> tuple[str | None, str | None]:
+    """The names of the formats of keys and of values, as ops take them; None for caches of numbers."""
+    if text is None:
+        return None, None
+    formats = parse_cache_formats(text)
+    return str(formats.keys), str(formats.values)
+
+
 def parse_cache_format(text: str) -> CacheFormat:
     """Parse `int8`, `int4` or `fp8` with options: `:gN` or `:head`, and `:rotated`.
 
@@ -67,7 +130,7 @@ def parse_cache_format(text: str) -> CacheFormat:
             f"unknown KV cache format {text!r}",
             at=f"kv_cache={text}",
             fix=f"known: auto, {', '.join(CACHE_CODES)}; with :g32 for groups of 32 channels, :head for one scale "
-            "per head, :rotated",
+            "per head, :rotated; int8/int4 for keys and values in different formats",
         )
     rotated = options[-1:] == [_ROTATED[1:]]
     match options[: len(options) - rotated]:

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import torch
 from torch import fx
 
-from llmc.formats.cache_format import CacheFormat
+from llmc.formats.cache_format import CacheFormats
 from llmc.formats.pruned_part import PrunedPart
 from llmc.formats.quantized_weight import QuantizedWeight
 from llmc.formats.sparse_weight import SparseWeight
@@ -46,20 +46,20 @@ class ModelInfo:
 
 @dataclass(frozen=True)
 class CacheSpec:
-    """The paged KV cache of one attention layer. format: of codes, in a cache of dtype uint8. group: see CacheSlot."""
+    """The paged KV cache of one attention layer. format: of codes, in caches of dtype uint8. group: see CacheSlot."""
 
     layer: int
     kv_heads: int
     head_dim: int
     value_dim: int
     dtype: torch.dtype
-    format: CacheFormat | None = None
+    format: CacheFormats | None = None
     group: int = 0
 
     def width(self, part: str) -> int:
         """Elements of one head at one position. part: "k" or "v"."""
         channels = self.head_dim if part == "k" else self.value_dim
-        return channels if self.format is None else self.format.position_bytes(channels)
+        return channels if self.format is None else self.format.of(part).position_bytes(channels)
 
     def slot(self) -> CacheSlot:
         """The cache as a program records it."""

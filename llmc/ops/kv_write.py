@@ -1,11 +1,12 @@
 """llmc::kv_write — put the keys and values of this step's tokens into their slots of the paged cache.
 
 A cache is [blocks, kv_heads, block_size, head_dim], so that one head's keys of one block lie together. Slot s is
-row s mod block_size of block s // block_size. With a cache_format the cache holds codes: see cache_codes.py.
+row s mod block_size of block s // block_size. With a cache_format the caches hold codes: see cache_codes.py.
 """
 
 from torch import Tensor
 
+from llmc.formats.cache_format import parts_of_pair
 from llmc.ops.cache_codes import write_codes
 from llmc.ops.registry import FROM_SERVING, op, per_element
 
@@ -28,5 +29,6 @@ def kv_write(
     k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor, cache_format: str | None = None
 ) -> None:
     """Write k, v: [tokens, kv_heads, head_dim] at slot_mapping: [tokens], int32, into both caches, in place."""
-    write_slots(k, k_cache, slot_mapping, cache_format)
-    write_slots(v, v_cache, slot_mapping, cache_format)
+    keys, values = parts_of_pair(cache_format)
+    write_slots(k, k_cache, slot_mapping, keys)
+    write_slots(v, v_cache, slot_mapping, values)

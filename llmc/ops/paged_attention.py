@@ -4,6 +4,7 @@ from typing import Any
 
 from torch import Tensor
 
+from llmc.formats.cache_format import parts_of_pair
 from llmc.ops.attention import attend, attention_flops
 from llmc.ops.cache_codes import read_codes
 from llmc.ops.registry import FROM_SERVING, op
@@ -47,13 +48,14 @@ def paged_attention(
     """
     out = q.new_empty((q.shape[0], q.shape[1], value_dim or v_cache.shape[3]))
     block_size, key_dim = k_cache.shape[2], q.shape[2] - (out.shape[2] if latent else 0)
+    formats = parts_of_pair(cache_format)
     masks = [0] * q.shape[0] if tree_masks is None else tree_masks.tolist()
     for r, length in enumerate(context_lens.tolist()):
         start, end = int(query_starts[r]), int(query_starts[r + 1])
         blocks = block_tables[r, : -(-length // block_size)].long()
         k, v = (
-            _cached(cache[blocks], channels, cache_format).transpose(1, 2).flatten(0, 1)[:length]
-            for cache, channels in ((k_cache, key_dim), (v_cache, out.shape[2]))
+            _cached(cache[blocks], channels, format).transpose(1, 2).flatten(0, 1)[:length]
+            for cache, channels, format in ((k_cache, key_dim, formats[0]), (v_cache, out.shape[2], formats[1]))
         )
         spans: list[tuple[int, int, list[int]]] = [(start, end, list(range(length)))]
         if any(masks[start:end]):

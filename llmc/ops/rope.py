@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from llmc.formats.cache_format import parts_of_pair
 from llmc.graph.op_record import OpCall
 from llmc.ops.kv_write import write_slots
 from llmc.ops.registry import FROM_CAPTURED, WHEN_OPTIMIZED, op, per_element
@@ -80,6 +81,7 @@ def rope_kv_write(
 
     q: [tokens, heads, head_dim]; k, v: [tokens, kv_heads, head_dim]; the rest as in rope and kv_write.
     """
-    write_slots(rotate(k, cos, sin, interleaved), k_cache, slot_mapping, cache_format)
-    write_slots(v, v_cache, slot_mapping, cache_format)
+    keys, values = parts_of_pair(cache_format)
+    write_slots(rotate(k, cos, sin, interleaved), k_cache, slot_mapping, keys)
+    write_slots(v, v_cache, slot_mapping, values)
     return rotate(q, cos, sin, interleaved)

@@ -10,7 +10,7 @@ from enum import Enum
 
 from llmc.errors import EngineFormatError
 from llmc.files.typed_json import LEFT_OUT
-from llmc.formats.cache_format import parse_cache_format
+from llmc.formats.cache_format import parse_cache_formats
 from llmc.formats.code_format import CODE_FORMATS
 from llmc.program.adapter_pools import AdapterPools
 from llmc.program.cache_policy import EVERYTHING, CachePolicy, group_blocks
@@ -167,9 +167,9 @@ class WeightSlot:
 class CacheSlot:
     """One layer's pair of cache pointers: each [blocks, kv_heads, block_size, head_dim or value_dim].
 
-    format: the code format (formats/cache_format.py) if the cache holds codes with scales instead of numbers; the dtype
-    is then U8. group: the cache group, whose blocks and tables it uses: 0 for a layer that keeps everything, otherwise
-    one more than the index of its policy in Program.policies.
+    format: the code formats (formats/cache_format.py) if the caches hold codes with scales instead of numbers; the
+    dtype is then U8. group: the cache group, whose blocks and tables it uses: 0 for a layer that keeps everything,
+    otherwise one more than the index of its policy in Program.policies.
     """
 
     kv_heads: int
@@ -183,8 +183,8 @@ class CacheSlot:
         """Elements of one head at one position, of keys and of values."""
         if self.format is None:
             return self.head_dim, self.value_dim
-        format = parse_cache_format(self.format)
-        return format.position_bytes(self.head_dim), format.position_bytes(self.value_dim)
+        formats = parse_cache_formats(self.format)
+        return formats.keys.position_bytes(self.head_dim), formats.values.position_bytes(self.value_dim)
 
     def key_and_value_bytes(self, block_size: int) -> tuple[int, int]:
         """Bytes of the keys and of the values of one block of this layer."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from llmc.formats.cache_format import parse_cache_format
+from llmc.formats.cache_format import parse_cache_formats
 from llmc.program.program import ITEMSIZES, CacheSlot, Program
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def cache_views(cache: CacheSlot, part: str, memory: Bytes, block_size: int) -> 
     of_heads = memory.reshape(-1, cache.kv_heads, block_size * width)
     if cache.format is None:
         return [of_heads.reshape(-1, cache.kv_heads, 1, block_size, width)]
-    codes = parse_cache_format(cache.format).code_bytes((cache.head_dim, cache.value_dim)["kv".index(part)])
+    codes = parse_cache_formats(cache.format).of(part).code_bytes((cache.head_dim, cache.value_dim)["kv".index(part)])
     scales = (width - codes) // 2
     return [
         of_heads[:, :, : block_size * codes].reshape(-1, cache.kv_heads, 1, block_size, codes),

@@ -95,7 +95,7 @@ def test_odd_widths_equal_the_graph(scheme: str, tmp_path: Path) -> None:
     assert difference(graph, tmp_path, captured.source) < (1e-2 if rounds_tokens else 1e-5)
 
 
-@pytest.mark.parametrize("kv_cache", ["int8", "int4:g8", "fp8"])
+@pytest.mark.parametrize("kv_cache", ["int8", "int4:g8", "fp8", "int8/int4:g8:rotated"])
 def test_coded_kv_caches_equal_the_graph(kv_cache: str, tmp_path: Path) -> None:
     assert difference(optimized("none", kv_cache=kv_cache).graph, tmp_path) < 1e-2
 

@@ -45,3 +45,17 @@ def test_targets_that_have_the_kernels_take_it(target: str) -> None:
 def test_the_model_is_not_read_first() -> None:
     with pytest.raises(OptionError, match="a100 cannot run the scheme fp8-w8a8"):
         build("no-such-model", "no-such-engine", target="a100", quantize="fp8-w8a8")
+
+
+@pytest.mark.parametrize(
+    ("target", "kv_cache"),
+    [("cpu-x86-64-v4", "int8/int4:rotated"), ("cpu", "int8:g16/int8"), ("h100", "fp8/int4"), ("reference", "fp8/int4")],
+)
+def test_keys_and_values_may_have_different_codes(target: str, kv_cache: str) -> None:
+    kind_of(resolve_target(target)).check(parse_options({"kv_cache": kv_cache}))
+
+
+@pytest.mark.parametrize("kv_cache", ["int4/int8", "fp8/int4"])
+def test_pairs_of_codes_without_kernels_are_refused(kv_cache: str) -> None:
+    problem = _refusal("cpu-x86-64-v4", kv_cache=kv_cache).problem
+    assert problem.endswith("kernels take int8/int4, or one kind of codes")

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from llmc.errors import OptionError
-from llmc.formats.cache_format import parse_cache_format
+from llmc.formats.cache_format import parse_cache_format, parse_cache_formats
 from llmc.ops.attention import attend
 from llmc.ops.cache_codes import read_codes, write_codes
 
@@ -50,17 +50,19 @@ def test_codes_do_not_hide_a_nan(spelled: str) -> None:
     assert torch.equal(lost, expected)
 
 
-def test_paged_attention_reads_codes() -> None:
+@pytest.mark.parametrize(("spelled", "tolerance"), [("int8", 0.03), ("int8/int4", 0.25)])
+def test_paged_attention_reads_codes(spelled: str, tolerance: float) -> None:
     generator = torch.Generator().manual_seed(0)
     k, v, q = (torch.randn(5, heads, 32, generator=generator) for heads in (2, 2, 4))
-    width = parse_cache_format("int8").position_bytes(32)
-    k_cache, v_cache = (torch.zeros(2, 2, 8, width, dtype=torch.uint8) for _ in range(2))
-    torch.ops.llmc.kv_write.default(k, v, k_cache, v_cache, torch.arange(8, 13, dtype=torch.int32), "int8")
+    formats = parse_cache_formats(spelled)
+    widths = (formats.of(part).position_bytes(32) for part in "kv")
+    k_cache, v_cache = (torch.zeros(2, 2, 8, width, dtype=torch.uint8) for width in widths)
+    torch.ops.llmc.kv_write.default(k, v, k_cache, v_cache, torch.arange(8, 13, dtype=torch.int32), spelled)
     starts, lengths = torch.tensor([0, 5], dtype=torch.int32), torch.tensor([5], dtype=torch.int32)
     table = torch.tensor([[1]], dtype=torch.int32)
-    arguments = (q, k_cache, v_cache, starts, lengths, table, 0.2, None, None, None, "int8", 32)
+    arguments = (q, k_cache, v_cache, starts, lengths, table, 0.2, None, None, None, spelled, 32)
     out = torch.ops.llmc.paged_attention.default(*arguments)
-    torch.testing.assert_close(out, attend(q, k, v, 0, 0.2, None, None, None), rtol=0, atol=0.03)
+    torch.testing.assert_close(out, attend(q, k, v, 0, 0.2, None, None, None), rtol=0, atol=tolerance)
 
 
 @pytest.mark.parametrize(
@@ -88,3 +90,27 @@ def test_formats_have_one_spelling(spelled: str, canonical: str) -> None:
 def test_refuses_what_is_no_format(bad: str) -> None:
     with pytest.raises(OptionError):
         parse_cache_format(bad)
+
+
+@pytest.mark.parametrize(
+    ("spelled", "canonical", "stored"),
+    [
+        ("int8", "int8", "int8"),
+        ("int8/int8", "int8", "int8"),
+        ("int4:rotated", "int4:g32:rotated", "int4:g32"),
+        ("int8/int4:rotated", "int8/int4:g32:rotated", "int8/int4:g32"),
+        ("int8:g16/int4:head", "int8:g16/int4:head", "int8:g16/int4:head"),
+    ],
+)
+def test_pairs_of_formats_have_one_spelling(spelled: str, canonical: str, stored: str) -> None:
+    formats = parse_cache_formats(spelled)
+    assert (str(formats), formats.stored) == (canonical, stored)
+    assert parse_cache_formats(canonical) == formats
+    assert formats.keys.rotated == formats.values.rotated == formats.rotated == spelled.endswith("rotated")
+
+
+@pytest.mark.parametrize("bad", ["int8/", "/int8", "int8/int4/int4", "int8/int3", "int8:rotated/int4"])
+def test_refuses_what_is_no_pair_of_formats(bad: str) -> None:
+    with pytest.raises(OptionError) as caught:
+        parse_cache_formats(bad)
+    assert caught.value.fix

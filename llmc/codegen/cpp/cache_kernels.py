@@ -17,7 +17,7 @@ from llmc.codegen.cpp.kernel import (
     refuse_ranks,
 )
 from llmc.codegen.cpp.kernel_library import function_name
-from llmc.formats.cache_format import parse_cache_format
+from llmc.formats.cache_format import parse_cache_formats
 from llmc.graph.axes import tensor_axes
 from llmc.graph.refusal import Refusal
 from llmc.ops.rotate_heads import rotation_block
@@ -26,6 +26,8 @@ from llmc.targets import CpuTarget
 
 CODED_HEAD = 1024  # LLMC_CODED_HEAD
 ROTATED_BLOCK = 1024  # LLMC_ROTATED_BLOCK
+# Codes of keys and of other codes of values that there are kernels for.
+_PAIRS = (("int8", "int4"),)
 _CACHE = " k_cache[_ | kv_heads block_size _]"
 
 
@@ -46,8 +48,7 @@ def caching(
 
     def element_types(call: Call) -> tuple[str, ...]:
         format = call.plain("cache_format")
-        codes = DTYPES[call.dtype("k_cache")] if format is None else parse_cache_format(format).codes
-        return DTYPES[call.dtype(first)], codes
+        return DTYPES[call.dtype(first)], DTYPES[call.dtype("k_cache")] if format is None else codes_of_pair(format)
 
     def arguments(call: Call) -> Arguments:
         function = function_name(family, element_types(call))
@@ -56,7 +57,7 @@ def caching(
     def refusal(node: fx.Node, target: CpuTarget) -> Refusal | None:
         is_plain = arguments_of(node)["cache_format"] is None
         refused = refuse_dtypes(node, (first, "k_cache") if is_plain else (first,)) or _refuse_odd_keys(node)
-        return refused or (refuse_ranks(node, tensors) if is_plain else _refuse_wide_heads(node))
+        return refused or (refuse_ranks(node, tensors) if is_plain else _refuse_wide_heads(node) or _refuse_pair(node))
 
     return Kernel(family, element_types, arguments, refusal, in_place)
 
@@ -76,6 +77,12 @@ def rotating() -> Kernel:
     return replace(plain, refusal=refusal)
 
 
+def codes_of_pair(text: str) -> str:
+    """The codes of keys and values in the names of functions: once if they are the same, else both."""
+    formats = parse_cache_formats(text)
+    return "_".join(dict.fromkeys((formats.keys.codes, formats.values.codes)))
+
+
 def attended(call: Call) -> Arguments:
     """Further arguments of paged attention, in addition to its op's."""
     value_dim = call.plain("value_dim") or call.shape("v_cache")[2]
@@ -93,11 +100,13 @@ def attended(call: Call) -> Arguments:
 
 
 def _of_caches(call: Call) -> Arguments:
-    """Further arguments of the caches' kernels, in addition to their ops'. cache_group: group of codes, 0 for a whole
-    head."""
+    """Further arguments of the caches' kernels, in addition to their ops'. cache_group, value_group: groups of
+    codes of keys and of values, 0 for a whole head."""
     format = call.plain("cache_format")
     caches = {name: call.cache(name) for name in ("k_cache", "v_cache")}
-    return {**caches, "cache_format": None, "cache_group": None if format is None else parse_cache_format(format).group}
+    formats = None if format is None else parse_cache_formats(format)
+    groups = (None, None) if formats is None else (formats.keys.group, formats.values.group)
+    return {**caches, "cache_format": None, "cache_group": groups[0], "value_group": groups[1]}
 
 
 def _refuse_odd_keys(node: fx.Node) -> Refusal | None:
@@ -106,6 +115,15 @@ def _refuse_odd_keys(node: fx.Node) -> Refusal | None:
         return None
     own = arguments["q"].meta["val"].shape[2] - (arguments["value_dim"] or arguments["v_cache"].meta["val"].shape[3])
     return Refusal(f"keys have {own} channels before the values': kernels multiply pairs", node) if own % 2 else None
+
+
+def _refuse_pair(node: fx.Node) -> Refusal | None:
+    formats = parse_cache_formats(arguments_of(node)["cache_format"])
+    keys, values = formats.keys.codes, formats.values.codes
+    if keys == values or (keys, values) in _PAIRS:
+        return None
+    known = ", ".join("/".join(pair) for pair in _PAIRS)
+    return Refusal(f"keys in {keys} and values in {values}; kernels take {known}, or one kind of codes", node)
 
 
 def _refuse_wide_heads(node: fx.Node) -> Refusal | None:

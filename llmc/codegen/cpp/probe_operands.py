@@ -7,7 +7,7 @@ from typing import Any
 from llmc.codegen.cpp.kernel_api import kernel_api
 from llmc.codegen.cpp.kernel_library import function_name
 from llmc.codegen.cpp.panel import PANEL
-from llmc.formats.cache_format import parse_cache_format
+from llmc.formats.cache_format import parse_cache_formats
 from llmc.formats.code_format import CODE_FORMATS
 from llmc.program import ITEMSIZES, CacheSlot, Launch
 
@@ -112,13 +112,14 @@ class Attention:
     v_width: int
     itemsize: int
     cache_group: int
+    value_group: int
     latent: int
 
     @staticmethod
     def of(launch: Launch, cache: CacheSlot, block_size: int) -> "Attention":
         """The attention of a launch over a cache."""
         k_width, v_width = cache.widths()
-        group = None if cache.format is None else parse_cache_format(cache.format).group
+        formats = None if cache.format is None else parse_cache_formats(cache.format)
         return Attention(
             function=launch.kernel,
             heads=launch.number("heads"),
@@ -129,7 +130,8 @@ class Attention:
             k_width=k_width,
             v_width=v_width,
             itemsize=ITEMSIZES[cache.dtype],
-            cache_group=group or 0,
+            cache_group=0 if formats is None else formats.keys.group or 0,
+            value_group=0 if formats is None else formats.values.group or 0,
             latent=launch.number("latent"),
         )
 
@@ -155,6 +157,7 @@ class Attention:
             "scale": 0.125,
             "y": (y, self.heads * self.value_dim),
             "cache_group": self.cache_group,
+            "value_group": self.value_group,
             "latent": self.latent,
         }
         return kernel_api().arguments(self.function, values)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from llmc.errors import CheckpointError
-from llmc.formats.cache_format import CacheFormat, parse_cache_format
+from llmc.formats.cache_format import CacheFormats, parse_cache_formats
 from llmc.graph.call_arguments import call_arguments
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.weights import Stored, stored_names
@@ -35,7 +35,7 @@ def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog, data: ModelDa
     check_plans(graph, options)
     check_patterns(pruning.rules, modules_of(graph), "prune")
     if options.kv_cache != "auto":
-        _check_caches(graph, parse_cache_format(options.kv_cache))
+        _check_caches(graph, parse_cache_formats(options.kv_cache))
     looks = needs_text(options)
     if quantization.is_none and zeros.is_none and pruning.is_none and not looks:
         return
@@ -58,7 +58,7 @@ def check_plans(graph: ModelGraph, options: BuildOptions) -> None:
 check_quantizable = WeightPass("check_quantizable", run, Numerics.EXACT, unproved="it changes nothing")
 
 
-def _check_caches(graph: ModelGraph, format: CacheFormat) -> None:
+def _check_caches(graph: ModelGraph, format: CacheFormats) -> None:
     """page_kv_cache will number the layers as they come here."""
     attentions = graph.graph.find_nodes(op="call_function", target=torch.ops.llmc.attention.default)
     for layer, node in enumerate(attentions):

@@ -2,9 +2,9 @@
 
     kv_write(k, v, kc, vc, slots)   ->  kv_write(k, v, kc, vc, slots, "int8")
     paged_attention(q, kc, vc, …)   ->  paged_attention(q, kc, vc, …, "int8", value_dim)
-and the caches become bytes (llmc/ops/cache_codes.py). One rewrite per layer. Scales are computed when keys and values
-are written, so that no calibration is needed and an entry never changes; attention's kernels read codes. A `rotated`
-format has
+and the caches become bytes (llmc/ops/cache_codes.py). Keys and values may have different formats: "int8/int4:g32". One
+rewrite per layer. Scales are computed when keys and values are written, so that no calibration is needed and an entry
+never changes; attention's kernels read codes. A `rotated` format has
     kv_write(rotate_heads(k), rotate_heads(v), …);  rotate_heads(paged_attention(rotate_heads(q), …))
 instead: scores are the same, and a head's channels share outliers.
 Must have: paged caches, with heads that the format's groups divide. Numerics: lossy.
@@ -17,7 +17,7 @@ import torch
 from torch import fx
 
 from llmc.errors import OptionError
-from llmc.formats.cache_format import CacheFormat, parse_cache_format
+from llmc.formats.cache_format import CacheFormats, parse_cache_formats
 from llmc.graph.call_arguments import call_arguments
 from llmc.graph.model_graph import CacheSpec, ModelGraph
 from llmc.graph.stage import Stage
@@ -30,7 +30,7 @@ def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
     """Change each layer's pair of caches and the ops that use them."""
     if options.kv_cache == "auto":
         return
-    format = parse_cache_format(options.kv_cache)
+    format = parse_cache_formats(options.kv_cache)
     inputs = {node.name: node for node in graph.inputs()}
     for spec in graph.caches:
         if spec.format is not None:
@@ -46,20 +46,24 @@ def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
 quantize_kv_cache = GraphPass("quantize_kv_cache", run, Numerics.LOSSY, Stage.SERVING, budget=2.0)
 
 
-def check_heads(layer: int, keys: int, values: int, format: CacheFormat) -> None:
+def check_heads(layer: int, keys: int, values: int, format: CacheFormats) -> None:
     """Raise OptionError if the format's groups do not divide the heads' channels."""
-    for name, channels in (("keys", keys), ("values", values)):
-        if channels % (format.group or channels) or channels % 2:
+    for name, channels, of_part in (("keys", keys, format.keys), ("values", values, format.values)):
+        if channels % (of_part.group or channels) or channels % 2:
             raise OptionError(
-                f"the {name} of layer {layer} have {channels} channels, which {format} does not divide",
+                f"the {name} of layer {layer} have {channels} channels, which {of_part} does not divide",
                 at=f"kv_cache={format}",
-                fix=f"give each head one scale: kv_cache={format.codes}:head"
+                fix=f"give each head one scale: kv_cache={_of_whole_heads(format)}"
                 if channels % 2 == 0
                 else "build with kv_cache=auto",
             )
 
 
-def _quantize(graph: ModelGraph, spec: CacheSpec, format: CacheFormat, pair: list[fx.Node]) -> None:
+def _of_whole_heads(format: CacheFormats) -> CacheFormats:
+    return CacheFormats(*(replace(each, group=None) for each in (format.keys, format.values)))
+
+
+def _quantize(graph: ModelGraph, spec: CacheSpec, format: CacheFormats, pair: list[fx.Node]) -> None:
     changed = replace(spec, dtype=torch.uint8, format=format)
     for part, node in zip("kv", pair, strict=True):
         shape = (*node.meta["val"].shape[:3], changed.width(part))

@@ -80,6 +80,8 @@ def _check(layer: Layer, placement: Placement) -> None:
     graph = layer.graph
     if graph.ranks > 1 or graph.pipeline_stages > 1:
         problem: str | None = f"{graph.ranks} ranks and {graph.pipeline_stages} stages, and rows move on one of each"
+    elif (format := layer.spec.format) is not None and format.keys != format.values:
+        problem = f"keys and values in different formats, {format}, and kernels that choose rows read one"
     elif layer.given["latent"]:
         problem = "latents, whose keys are not rows of one cache"
     else:

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from llmc.formats.cache_format import CacheFormat
+from llmc.codegen.cpp.cache_kernels import codes_of_pair
+from llmc.formats.cache_format import CacheFormats
 from llmc.ops.cache_codes import write_codes
 from llmc.ops.choose_keys import NO_PLACE
 from llmc.ops.paged_attention import paged_attention
@@ -31,7 +32,7 @@ class PagedBatch:
     window: int | None = None
     softcap: float | None = None
     sinks: Tensor | None = None
-    format: CacheFormat | None = None
+    format: CacheFormats | None = None
     value_dim: int | None = None
     tree_masks: Tensor | None = None
     slopes: Tensor | None = None
@@ -41,14 +42,14 @@ class PagedBatch:
     chosen: Tensor | None = None
     pinned: int | None = None
 
-    def coded(self, format: CacheFormat) -> PagedBatch:
+    def coded(self, format: CacheFormats) -> PagedBatch:
         """The same over caches of codes; what no request may read becomes huge."""
         caches = []
-        for cache in (self.k_cache, self.v_cache):
+        for cache, own in ((self.k_cache, format.keys), (self.v_cache, format.values)):
             blocks, heads, block_size, channels = cache.shape
-            coded = torch.zeros(blocks, heads, block_size, format.position_bytes(channels), dtype=torch.uint8)
+            coded = torch.zeros(blocks, heads, block_size, own.position_bytes(channels), dtype=torch.uint8)
             values = cache.float().transpose(1, 2).flatten(0, 1).nan_to_num(nan=1e30)
-            write_codes(values, coded, torch.arange(blocks * block_size), str(format))
+            write_codes(values, coded, torch.arange(blocks * block_size), str(own))
             caches.append(coded)
         return replace(self, k_cache=caches[0], v_cache=caches[1], format=format, value_dim=self.v_cache.shape[3])
 
@@ -103,7 +104,7 @@ class PagedBatch:
     @property
     def dtypes(self) -> tuple[torch.dtype | str, torch.dtype | str]:
         """Of activations and caches, or the cache's codes: they name the kernel."""
-        return self.q.dtype, self.k_cache.dtype if self.format is None else self.format.codes
+        return self.q.dtype, self.k_cache.dtype if self.format is None else codes_of_pair(str(self.format))
 
     def scratch(self, target: CpuTarget) -> int:
         """Bytes that each thread needs."""
@@ -132,7 +133,8 @@ class PagedBatch:
             "softcap": self.softcap or 0.0,
             "sinks": pointer(self.sinks),
             "y": rows(y),
-            "cache_group": 0 if self.format is None else self.format.group or 0,
+            "cache_group": 0 if self.format is None else self.format.keys.group or 0,
+            "value_group": 0 if self.format is None else self.format.values.group or 0,
             "tree_masks": pointer(self.tree_masks),
             "slopes": pointer(self.slopes),
             "chunk": self.chunk or 0,

@@ -64,6 +64,8 @@ def test_widths_that_super_blocks_of_256_do_not_divide(scheme: str, tolerance: f
     assert difference(graph, tmp_path, odd_llama()) < tolerance
 
 
-@pytest.mark.parametrize("kv_cache", ["int4:g8", *(pytest.param(f, marks=pytest.mark.slow) for f in ("int8", "fp8"))])
+@pytest.mark.parametrize(
+    "kv_cache", ["int8/int4:g8", *(pytest.param(f, marks=pytest.mark.slow) for f in ("int4:g8", "int8", "fp8"))]
+)
 def test_coded_kv_caches_equal_the_graph(kv_cache: str, tmp_path: Path) -> None:
     assert difference(optimized("none", kv_cache=kv_cache).graph, tmp_path) < 4e-2

@@ -73,6 +73,7 @@ typedef struct {
   const int32_t* slot_mapping;
   LlmcRows q_out;
   int64_t cache_group;
+  int64_t value_group;
 } LlmcKvWrite;
 typedef struct {
   int64_t tokens, in, out;
@@ -113,7 +114,7 @@ typedef struct {
   float softcap;
   const float* sinks;
   LlmcRows y;
-  int64_t cache_group;
+  int64_t cache_group, value_group;
   const int64_t* tree_masks;
   const float* slopes;
   int64_t chunk;

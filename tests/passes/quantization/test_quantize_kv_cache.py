@@ -31,6 +31,14 @@ def test_rotated_heads_say_the_same(format: str, error: float) -> None:
         assert {attention.args[0].target, write.args[0].target, write.args[1].target} == {rotate}
 
 
+def test_keys_and_values_in_different_formats() -> None:
+    """Coarse codes of values lose less than those of both."""
+    graph = optimized("", kv_cache="int8/int4:g8:rotated").graph
+    assert {str(cache.format) for cache in graph.caches} == {"int8/int4:g8:rotated"}
+    assert {(cache.width("k"), cache.width("v")) for cache in graph.caches} == {(16 + 2, 8 + 2 * 4)}
+    assert logit_error(graph) < logit_error(optimized("", kv_cache="int4:g8:rotated").graph)
+
+
 def test_steps_one_by_one_read_what_earlier_ones_wrote() -> None:
     from llmc.graph.execute import run_tokens
     from tests.passes.quantization.quantizing import TOKENS
@@ -43,3 +51,9 @@ def test_steps_one_by_one_read_what_earlier_ones_wrote() -> None:
 def test_refuses_groups_that_do_not_divide_a_head() -> None:
     with pytest.raises(OptionError, match="keys of layer 0 have 16 channels, which int4:g32 does not divide"):
         optimized("", kv_cache="int4")
+
+
+def test_refuses_groups_that_do_not_divide_values() -> None:
+    with pytest.raises(OptionError, match="values of layer 0 have 16 channels, which int4:g32 does not") as caught:
+        optimized("", kv_cache="int8/int4")
+    assert caught.value.fix == "give each head one scale: kv_cache=int8/int4:head"

@@ -23,6 +23,7 @@ from llmc.options import BuildOptions
 from llmc.passes.attention.calibrate_queries import calibrate_queries
 from llmc.passes.attention.compress_kv_cache import compress_kv_cache
 from llmc.passes.model_data import ModelData
+from llmc.passes.quantization.quantize_kv_cache import quantize_kv_cache
 from llmc.passes.runner import PipelineResult, run_pipeline
 from llmc.passes.serving.page_kv_cache import page_kv_cache
 from llmc.passes.serving.place_compaction import place_compaction
@@ -111,6 +112,13 @@ def test_kv_heads_without_one_in_each_layer_are_refused(tmp_path: Path) -> None:
 def test_queries_without_means_are_refused() -> None:
     with pytest.raises(OptionError, match="layer 0 has queries without means"):
         run_pipeline(llama(layers=1)[0], PASSES, options(TRIATTENTION))
+
+
+def test_keys_and_values_in_different_formats_are_refused() -> None:
+    passes = compress_kv_cache, page_kv_cache, quantize_kv_cache, place_compaction
+    given = BuildOptions(**vars(options(STREAMING)) | {"kv_cache": "int8/int4:head"})
+    with pytest.raises(OptionError, match="keys and values in different formats, int8/int4:head"):
+        run_pipeline(llama(layers=1)[0], passes, given)
 
 
 def test_stopped_half_way_the_graph_still_runs() -> None:

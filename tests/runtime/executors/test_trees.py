@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from llmc.engine_format.reader import read_engine
-from llmc.formats.cache_format import parse_cache_format
+from llmc.formats.cache_format import parse_cache_formats
 from llmc.ops.cache_codes import read_codes, write_codes
 from llmc.ops.kv_write import write_slots
 from llmc.program import Affine, CacheSlot, Limits, Program
@@ -33,22 +33,23 @@ def test_a_compiled_engine(draft_engine: Path, seed: int) -> None:
     executor.close()
 
 
-@pytest.mark.parametrize("format", [None, "int8", "int8:g8", "int4:g16", "int4:head", "fp8", "fp8:g8"])
+@pytest.mark.parametrize("format", [None, "int8", "int8:g8", "int4:g16", "int4:head", "fp8", "fp8:g8", "int8/int4:g8"])
 @pytest.mark.parametrize("block_size", [1, 8, 24])
 def test_rows_move_exactly_in_every_format(format: str | None, block_size: int) -> None:
     """Keys of 32 and values of 16 channels, as arrays of NumPy and as tensors."""
-    coded = None if format is None else parse_cache_format(format)
+    coded = None if format is None else parse_cache_formats(format)
     cache = CacheSlot(2, 32, 16, "BF16" if coded is None else "U8", None if coded is None else str(coded))
     program = Program(Limits(8, 1, 8, 64, block_size), 97, Affine(), Affine(), (), (), (cache,))
     generator = torch.Generator().manual_seed(0)
     memories, before = [], []
-    for channels, width in zip((32, 16), cache.widths(), strict=True):
+    own = [None if coded is None else str(coded.of(part)) for part in "kv"]
+    for channels, width, text in zip((32, 16), cache.widths(), own, strict=True):
         held = torch.zeros(5, 2, block_size, width, dtype=torch.bfloat16 if coded is None else torch.uint8)
         values = torch.randn(5 * block_size, 2, channels, generator=generator)
         every = torch.arange(5 * block_size)
-        write_slots(values, held, every) if coded is None else write_codes(values, held, every, str(coded))
+        write_slots(values, held, every) if text is None else write_codes(values, held, every, text)
         memories.append(held)
-        before.append(values_of(held, channels, None if coded is None else str(coded)))
+        before.append(values_of(held, channels, text))
     count = 5 * block_size
     order = torch.randperm(count, generator=generator)
     sources, destinations = order[: count // 2], order.roll(1)[: count // 2]
@@ -57,10 +58,10 @@ def test_rows_move_exactly_in_every_format(format: str | None, block_size: int) 
     move_slots(slot_views(program, arrays), sources.numpy(), destinations.numpy())
     move_slots(slot_views(program, as_bytes), sources, destinations)
     assert all((array == tensor.numpy()).all() for array, tensor in zip(arrays, as_bytes, strict=True))
-    for held, old, channels in zip(memories, before, (32, 16), strict=True):
+    for held, old, channels, text in zip(memories, before, (32, 16), own, strict=True):
         expected = old.clone()
         expected[destinations] = old[sources]
-        assert torch.equal(values_of(held, channels, None if coded is None else str(coded)), expected)
+        assert torch.equal(values_of(held, channels, text), expected)
 
 
 def values_of(held: torch.Tensor, channels: int, format: str | None) -> torch.Tensor:

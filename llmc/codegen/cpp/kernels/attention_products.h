@@ -203,9 +203,10 @@ struct CachedRows {
 // Fetches the keys and values that come next while this tile is worked on. Blocks lie anywhere, so the processor does
 // not see them coming; and asked for all at once, they would fill its miss buffers and make it wait (20 instead of
 // 26 GB/s on one core of a Zen 5). So each stage of the work asks for a quarter of the keys, line by line.
-template <class K>
+template <class K, class V = K>
 struct FetchNext {
-  CachedRows<K> keys, values;
+  CachedRows<K> keys;
+  CachedRows<V> values;
   int64_t key_bytes, value_bytes;  // of a row; zero: fetch nothing
 
   // Always inline: GCC drops calls of a function that does nothing but prefetch.
@@ -221,15 +222,20 @@ struct FetchNext {
   __attribute__((always_inline)) void scales(int64_t key) const {
     if constexpr (kHoldsCodes<K>) {
       if (key_bytes == 0) return;
-      for (const CachedRows<K>* rows : {&keys, &values})
-        for (int64_t number = 0; number < rows->cache.numbers(); number++)
-          __builtin_prefetch(rows->row(key).scales + number * rows->cache.block_size * 2);
+      fetch_scales(keys, key);
+      fetch_scales(values, key);
     }
   }
 
  private:
-  __attribute__((always_inline)) static void fetch(const CachedRows<K>& rows, int64_t key, int64_t byte) {
-    __builtin_prefetch(static_cast<const uint8_t*>(Cache<K>::address(rows.row(key))) + byte);
+  template <class C>
+  __attribute__((always_inline)) static void fetch(const CachedRows<C>& rows, int64_t key, int64_t byte) {
+    __builtin_prefetch(static_cast<const uint8_t*>(Cache<C>::address(rows.row(key))) + byte);
+  }
+  template <class C>
+  __attribute__((always_inline)) static void fetch_scales(const CachedRows<C>& rows, int64_t key) {
+    for (int64_t number = 0; number < rows.cache.numbers(); number++)
+      __builtin_prefetch(rows.row(key).scales + number * rows.cache.block_size * 2);
   }
 };
 
@@ -297,8 +303,8 @@ constexpr int kBlockKeys = kBlockVectors * kLanes;
 
 // scores[row][key] = q[row] · keys for kBlockKeys keys; rows of scores are kAttentionKeys apart. Fetches the second
 // quarter: the steps of a row cover about 16 cache lines.
-template <class Steps, int ROWS, class T>
-inline void score_block(const float* q, int64_t q_stride, const float* keys, int64_t steps, const FetchNext<T>& fetch,
+template <class Steps, int ROWS, class Fetch>
+inline void score_block(const float* q, int64_t q_stride, const float* keys, int64_t steps, const Fetch& fetch,
                         float* scores) {
   Vec sums[ROWS][kBlockVectors] = {};
   for (int64_t step = 0; step < steps; step++) {
@@ -317,9 +323,9 @@ inline void score_block(const float* q, int64_t q_stride, const float* keys, int
 
 // sums[row] = sums[row]·decay[row] + probabilities[row] · values, over steps first to last, for VECTORS vectors from
 // `channel` on; rows of sums are `stride` apart. Fetches the last quarter.
-template <class Steps, int ROWS, int VECTORS, class Values, class T>
+template <class Steps, int ROWS, int VECTORS, class Values, class Fetch>
 inline void value_block(const float* probabilities, int64_t first, int64_t last, const Values& values, int64_t channel,
-                        const FetchNext<T>& fetch, const float* decay, float* to, int64_t stride) {
+                        const Fetch& fetch, const float* decay, float* to, int64_t stride) {
   constexpr int64_t kLineChannels = 16 * Steps::kWidth;
   Vec sums[ROWS][VECTORS];
   for (int r = 0; r < ROWS; r++)
@@ -339,9 +345,9 @@ inline void value_block(const float* probabilities, int64_t first, int64_t last,
 }
 
 // The same over keys first to last and for all `stride` channels, a multiple of kLanes.
-template <class Steps, int ROWS, class Values, class T>
+template <class Steps, int ROWS, class Values, class Fetch>
 inline void add_values(const float* probabilities, int64_t first, int64_t last, const Values& values,
-                       const FetchNext<T>& fetch, const float* decay, float* to, int64_t stride) {
+                       const Fetch& fetch, const float* decay, float* to, int64_t stride) {
   const int64_t begin = first / Steps::kWidth, end = steps_of<Steps>(last);
   int64_t c = 0;
   for (; c + kBlockVectors * kLanes <= stride; c += kBlockVectors * kLanes)

@@ -60,8 +60,11 @@ struct TileMemory {
         scaled(value_scales + padded_to_lanes(value_dim) / 4 * 2 * kAttentionKeys) {}
 };
 
-template <class Q, class K>
+// K, V: what the caches of keys and of values hold: numbers of one type, or codes.
+template <class Q, class K, class V = K>
 class TileAttention {
+  static_assert(kHoldsCodes<K> == kHoldsCodes<V>);
+
  public:
   TileAttention(const LlmcPagedAttention& arguments, const RowTile& tile, const TileMemory& memory)
       : a_(arguments),
@@ -74,7 +77,7 @@ class TileAttention {
         tree_(tree_of(a_, tile.request)),
         shared_to_(first_hidden()),
         keys_(a_.head_dim - a_.latent, a_.block_size, a_.cache_group),
-        values_(a_.value_dim, a_.block_size, a_.cache_group),
+        values_(a_.value_dim, a_.block_size, a_.value_group),
         q_stride_(padded_to_lanes(steps_of<Steps>(a_.head_dim))) {}
 
   int64_t rows() const { return tile_.kv_heads * tile_.rows; }
@@ -132,6 +135,7 @@ class TileAttention {
 
  private:
   using Steps = StepsOf<Q, K>;
+  using Fetch = FetchNext<K, V>;
 
   // Whether values are multiplied as codes. The order of their channels in sums is then that of a row's bytes.
   bool codes_of_values() const {
@@ -145,7 +149,8 @@ class TileAttention {
   }
 
   // Groups of a cache whose scales are left for sums.
-  static int64_t scaled_groups(const Cache<K>& cache) { return cache.has_quads() ? cache.groups : 0; }
+  template <class C>
+  static int64_t scaled_groups(const C& cache) { return cache.has_quads() ? cache.groups : 0; }
 
   // Some of a tile's rows of each head.
   struct RowSpan {
@@ -234,7 +239,7 @@ class TileAttention {
   // Where a tile of keys lies, for the first head.
   struct CachedKeys {
     typename Cache<K>::Row keys[kAttentionKeys];
-    typename Cache<K>::Row values[kAttentionKeys];
+    typename Cache<V>::Row values[kAttentionKeys];
   };
 
   // Keys outside of `seen` are masked later: any that may be read does in their place.
@@ -258,7 +263,7 @@ class TileAttention {
 
   // Where rows from `first` on lie in the cache.
   void find_run(int64_t first, int64_t count, typename Cache<K>::Row* key_rows,
-                typename Cache<K>::Row* value_rows) const {
+                typename Cache<V>::Row* value_rows) const {
     if (both_ways(a_)) return find_tokens(first, count, key_rows, value_rows);
     const int32_t* blocks = a_.block_tables + tile_.request * a_.max_blocks;
     for (int64_t row = first; row < first + count;) {
@@ -276,12 +281,12 @@ class TileAttention {
 
   // The same of the step's own keys and values.
   void find_tokens(int64_t first, int64_t count, typename Cache<K>::Row* key_rows,
-                   typename Cache<K>::Row* value_rows) const {
+                   typename Cache<V>::Row* value_rows) const {
     if constexpr (!kHoldsCodes<K>) {
       for (int64_t i = 0; i < count; i++) {
         const int64_t token = first_token_ + first + i;
         key_rows[i] = row_of<const K>(a_.k, token) + tile_.kv_head * a_.head_dim;
-        value_rows[i] = row_of<const K>(a_.v, token) + tile_.kv_head * a_.value_dim;
+        value_rows[i] = row_of<const V>(a_.v, token) + tile_.kv_head * a_.value_dim;
       }
     }
   }
@@ -290,27 +295,28 @@ class TileAttention {
   void attend_keys(int64_t base, Keys seen, int64_t head, RowSpan span, const CachedKeys& now, const CachedKeys& next,
                    int64_t next_head, const SoftmaxPart& to) const {
     const int64_t key_bytes = keys_.head_bytes(), value_bytes = values_.head_bytes();
-    const CachedRows<K> keys{keys_, now.keys, head * key_bytes}, values{values_, now.values, head * value_bytes};
-    const FetchNext<K> fetch{{keys_, next.keys, next_head * key_bytes},
-                             {values_, next.values, next_head * value_bytes},
-                             keys_.row_bytes(),
-                             values_.row_bytes()};
+    const CachedRows<K> keys{keys_, now.keys, head * key_bytes};
+    const CachedRows<V> values{values_, now.values, head * value_bytes};
+    const Fetch fetch{{keys_, next.keys, next_head * key_bytes},
+                      {values_, next.values, next_head * value_bytes},
+                      keys_.row_bytes(),
+                      values_.row_bytes()};
     pack(keys, fetch, memory_.keys, memory_.key_scales);
     if (a_.latent != 0)
-      pack(values, FetchNext<K>{fetch.keys, fetch.values, 0, 0},
+      pack(values, Fetch{fetch.keys, fetch.values, 0, 0},
            memory_.keys + steps_of<Steps>(keys_.channels) * kAttentionKeys, latent_scales());
     constexpr int64_t kFewRows = 8;
     const RowSpan of_head{head * tile_.rows + span.first, span.count};
     if constexpr (kHoldsCodes<K>) {
       if (codes_of_values()) {
-        const CodesOfValues<Steps, K> codes{values};
+        const CodesOfValues<Steps, V> codes{values};
         gather_scales(values, memory_.value_scales);
         if (span.count <= kFewRows) return add_tile(base, seen, of_head, codes, fetch, to);
         pack_codes_of_values(codes, a_.value_dim, memory_.values);
         return add_tile(base, seen, of_head, PackedValues{memory_.values, to.stride}, fetch, to);
       }
     }
-    const CachedValues<Steps, K> cached{values};
+    const CachedValues<Steps, V> cached{values};
     if constexpr (!kHoldsCodes<K>)
       if (span.count <= kFewRows && a_.value_dim % kLanes == 0) return add_tile(base, seen, of_head, cached, fetch, to);
     pack_values(cached, a_.value_dim, to.stride, memory_.values);
@@ -318,8 +324,9 @@ class TileAttention {
   }
 
   // Keys as steps: codes as they are where their scales can be left for sums.
-  void pack(const CachedRows<K>& keys, const FetchNext<K>& fetch, float* packed, float* scales) const {
-    if constexpr (kHoldsCodes<K>)
+  template <class C>
+  void pack(const CachedRows<C>& keys, const Fetch& fetch, float* packed, float* scales) const {
+    if constexpr (kHoldsCodes<C>)
       if (keys.cache.has_quads()) return pack_codes<Steps>(keys, fetch, packed, scales);
     pack_keys<Steps>(keys, keys.cache.channels, fetch, packed);
   }
@@ -333,16 +340,16 @@ class TileAttention {
 
   // Rows of one head over the packed keys.
   template <class Values>
-  void add_tile(int64_t base, Keys seen, RowSpan span, const Values& values, const FetchNext<K>& fetch,
+  void add_tile(int64_t base, Keys seen, RowSpan span, const Values& values, const Fetch& fetch,
                 const SoftmaxPart& to) const {
     for_row_tile(span.count, [&](int64_t row, auto rows) {
-      const FetchNext<K> nothing{fetch.keys, fetch.values, 0, 0};
+      const Fetch nothing{fetch.keys, fetch.values, 0, 0};
       add_rows<decltype(rows)::value>(base, seen, span.first + row, values, row == 0 ? fetch : nothing, to);
     });
   }
 
   template <int ROWS, class Values>
-  void add_rows(int64_t base, Keys seen, int64_t row, const Values& values, const FetchNext<K>& fetch,
+  void add_rows(int64_t base, Keys seen, int64_t row, const Values& values, const Fetch& fetch,
                 const SoftmaxPart& to) const {
     const bool has_pinned = base < a_.pinned;
     Keys seen_by[ROWS], by_any{INT64_MAX, 0};
@@ -387,7 +394,7 @@ class TileAttention {
         return add_coded_values<Steps, ROWS>(values_, scaled, first, last, values, fetch, decay, sums, to.stride);
       }
     }
-    if constexpr (!std::is_same_v<Values, CodesOfValues<Steps, K>>) {
+    if constexpr (!std::is_same_v<Values, CodesOfValues<Steps, V>>) {
       add_scores<Steps>(by, seen_by, fetch, scores, to.maximum + row, to.sum + row, decay);
       add_values<Steps, ROWS>(scores, first, last, values, fetch, decay, sums, to.stride);
     }
@@ -406,7 +413,8 @@ class TileAttention {
   const int64_t first_own_row_;
   const int64_t* const tree_;
   const int64_t shared_to_;
-  const Cache<K> keys_, values_;
+  const Cache<K> keys_;
+  const Cache<V> values_;
   const int64_t q_stride_;
 };
 

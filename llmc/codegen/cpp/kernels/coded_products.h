@@ -87,8 +87,8 @@ inline void for_words(const Row& row, int64_t bytes, const Emit& emit) {
 }
 
 // packed[step][key] and their scales. Fetches the first quarter.
-template <class Steps, class Format>
-inline void pack_codes(const CachedRows<Format>& keys, const FetchNext<Format>& fetch, float* packed, float* scales) {
+template <class Steps, class Format, class Fetch>
+inline void pack_codes(const CachedRows<Format>& keys, const Fetch& fetch, float* packed, float* scales) {
   const int64_t bytes = keys.cache.row_bytes();
   gather_scales(keys, scales);
   for (int64_t key = 0; key < kAttentionKeys; key += kLanes) {
@@ -107,9 +107,9 @@ inline void pack_codes(const CachedRows<Format>& keys, const FetchNext<Format>& 
 
 // Computes scores[row][key] for kBlockKeys keys. `keys` and the runs' scales begin `key` places before the first of
 // them. q_sums: [row][group], with stride `sums_stride`. Fetches the second quarter.
-template <class Steps, int ROWS, class T>
+template <class Steps, int ROWS, class Fetch>
 inline void score_codes(const float* q, int64_t q_stride, const float* q_sums, int64_t sums_stride, const float* keys,
-                        const StepRuns (&parts)[2], int64_t key, const FetchNext<T>& fetch, float* scores) {
+                        const StepRuns (&parts)[2], int64_t key, const Fetch& fetch, float* scores) {
   int64_t step = 0, group = 0;
   for (const StepRuns& part : parts) {
     for (int64_t run = 0; run < part.count; run++) {
@@ -200,9 +200,9 @@ inline void pack_codes_of_values(const CodesOfValues<Steps, Format>& values, int
 }
 
 // value_block for VECTORS vectors of codes from `channel` on, in their order. Fetches the last quarter.
-template <class Steps, int ROWS, int VECTORS, class Values, class Format>
+template <class Steps, int ROWS, int VECTORS, class Values, class Format, class Fetch>
 inline void value_code_block(const CacheOfCodes<Format>& cache, const ScaledProbabilities& probabilities, int64_t first,
-                             int64_t last, const Values& values, int64_t channel, const FetchNext<Format>& fetch,
+                             int64_t last, const Values& values, int64_t channel, const Fetch& fetch,
                              const float* decay, float* to, int64_t stride) {
   constexpr int64_t kLineChannels = 16 * Steps::kWidth, kGroup = ScaledProbabilities::kRows;
   const float* factors[VECTORS];
@@ -230,9 +230,9 @@ inline void value_code_block(const CacheOfCodes<Format>& cache, const ScaledProb
 }
 
 // The same over keys first to last and for all `stride` channels.
-template <class Steps, int ROWS, class Values, class Format>
+template <class Steps, int ROWS, class Values, class Format, class Fetch>
 inline void add_coded_values(const CacheOfCodes<Format>& cache, const ScaledProbabilities& probabilities, int64_t first,
-                             int64_t last, const Values& values, const FetchNext<Format>& fetch, const float* decay,
+                             int64_t last, const Values& values, const Fetch& fetch, const float* decay,
                              float* to, int64_t stride) {
   constexpr int kFew = Format::kNibbles ? 2 : 1;
   const int64_t begin = first / Steps::kWidth, end = steps_of<Steps>(last);

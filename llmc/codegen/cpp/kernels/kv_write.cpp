@@ -14,17 +14,19 @@ typedef struct {
   void* v_cache;
   const int32_t* slot_mapping;  // [tokens]
   LlmcRows q_out;
-  int64_t cache_group;  // of codes: channels that share a scale; 0: all of a head's
+  int64_t cache_group;  // of codes: channels of keys that share a scale; 0: all of a head's
+  int64_t value_group;  // the same of values
 } LlmcKvWrite;
 
 namespace {
 
-template <class T, class K>
+template <class T, class K, class V = K>
 void kv_write(LlmcPool* pool, const LlmcKvWrite& a) {
   const bool rotates = a.cos != nullptr;
   const int64_t heads = rotates ? a.heads : 0;
   const int64_t work = (heads + a.kv_heads) * a.head_dim + a.kv_heads * a.value_dim;
-  const llmc::Cache<K> keys(a.head_dim, a.block_size, a.cache_group), values(a.value_dim, a.block_size, a.cache_group);
+  const llmc::Cache<K> keys(a.head_dim, a.block_size, a.cache_group);
+  const llmc::Cache<V> values(a.value_dim, a.block_size, a.value_group);
   llmc::for_rows(pool, a.tokens, work, [&](int64_t token) {
     const int64_t angles = rotates ? token * a.half : 0;
     const llmc::Rotation none{}, given{a.cos + angles, a.sin + angles, a.half, a.interleaved != 0};
@@ -54,8 +56,10 @@ LLMC_KERNEL(LlmcKvWrite, kv_write_f32_bf16, kv_write<float, llmc::bf16>)
 LLMC_KERNEL(LlmcKvWrite, kv_write_f32_int8, kv_write<float, llmc::Int8Cache>)
 LLMC_KERNEL(LlmcKvWrite, kv_write_f32_int4, kv_write<float, llmc::Int4Cache>)
 LLMC_KERNEL(LlmcKvWrite, kv_write_f32_fp8, kv_write<float, llmc::Fp8Cache>)
+LLMC_KERNEL(LlmcKvWrite, kv_write_f32_int8_int4, kv_write<float, llmc::Int8Cache, llmc::Int4Cache>)
 LLMC_KERNEL(LlmcKvWrite, kv_write_bf16_f32, kv_write<llmc::bf16, float>)
 LLMC_KERNEL(LlmcKvWrite, kv_write_bf16_bf16, kv_write<llmc::bf16, llmc::bf16>)
 LLMC_KERNEL(LlmcKvWrite, kv_write_bf16_int8, kv_write<llmc::bf16, llmc::Int8Cache>)
 LLMC_KERNEL(LlmcKvWrite, kv_write_bf16_int4, kv_write<llmc::bf16, llmc::Int4Cache>)
 LLMC_KERNEL(LlmcKvWrite, kv_write_bf16_fp8, kv_write<llmc::bf16, llmc::Fp8Cache>)
+LLMC_KERNEL(LlmcKvWrite, kv_write_bf16_int8_int4, kv_write<llmc::bf16, llmc::Int8Cache, llmc::Int4Cache>)

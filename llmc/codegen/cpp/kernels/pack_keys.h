@@ -21,8 +21,8 @@ inline VecBits load_words(const void* from, int64_t bytes) {
 }
 
 // packed[step][key]. Fetches the first quarter.
-template <class Steps, class T>
-inline void pack_keys(CachedRows<T> keys, int64_t channels, const FetchNext<T>& fetch, float* packed) {
+template <class Steps, class T, class Fetch>
+inline void pack_keys(CachedRows<T> keys, int64_t channels, const Fetch& fetch, float* packed) {
   for (int64_t key = 0; key < kAttentionKeys; key += kLanes) {
     if constexpr (Steps::kWidth == 1 && std::is_same_v<T, bf16>) {
       const int64_t bytes = keys.cache.row_bytes();

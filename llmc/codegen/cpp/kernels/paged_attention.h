@@ -138,9 +138,9 @@ void for_items(LlmcPool* pool, const Plan& plan, const Items& items, const Body&
   }
 }
 
-template <class Q, class K>
+template <class Q, class K, class V = K>
 void attend(LlmcPool* pool, const LlmcPagedAttention& a) {
-  using Tile = TileAttention<Q, K>;
+  using Tile = TileAttention<Q, K, V>;
   const Plan plan = make_plan(pool, a);
   int64_t parts = 0;
   for (int64_t r = 0; r < a.requests; r++) parts += plan.parts(r);

@@ -4,3 +4,5 @@
 LLMC_KERNEL(LlmcPagedAttention, paged_attention_bf16_int8, llmc::attention::attend<llmc::bf16, llmc::Int8Cache>)
 LLMC_KERNEL(LlmcPagedAttention, paged_attention_bf16_int4, llmc::attention::attend<llmc::bf16, llmc::Int4Cache>)
 LLMC_KERNEL(LlmcPagedAttention, paged_attention_bf16_fp8, llmc::attention::attend<llmc::bf16, llmc::Fp8Cache>)
+LLMC_KERNEL(LlmcPagedAttention, paged_attention_bf16_int8_int4,
+            llmc::attention::attend<llmc::bf16, llmc::Int8Cache, llmc::Int4Cache>)

@@ -23,7 +23,7 @@ typedef struct {
   float softcap;       // 0: none
   const float* sinks;  // [heads], or [tokens, heads], or null
   LlmcRows y;          // [tokens, heads * value_dim]
-  int64_t cache_group;  // as in LlmcKvWrite
+  int64_t cache_group, value_group;  // as in LlmcKvWrite
   const int64_t* tree_masks;  // [tokens], bit d: the row d before a token's own is hidden from it; null: none is
   const float* slopes;  // [heads], what a position farther back takes off a score; null: nothing
   int64_t chunk;        // no key before the multiple of it at or before the query's own place is seen; 0: all are

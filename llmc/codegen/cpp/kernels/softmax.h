@@ -116,8 +116,8 @@ inline float prepare_scores(const ScoreScale& by, bool scaled_later, int row, Ke
 
 // Turns a tile of scores into steps of e^(score - m), and updates m and sum. seen: the keys that each row sees. decay:
 // the factors by which earlier sums must be scaled. Fetches the third quarter.
-template <class Steps, int ROWS, class T>
-inline void add_scores(const ScoreScale& by, const Keys (&seen)[ROWS], const FetchNext<T>& fetch, float* scores,
+template <class Steps, int ROWS, class Fetch>
+inline void add_scores(const ScoreScale& by, const Keys (&seen)[ROWS], const Fetch& fetch, float* scores,
                        float* maximum, float* sum, float (&decay)[ROWS]) {
   const bool scaled_later = by.is_factor();
   const float scale = scaled_later ? by.scale : 1.0f;

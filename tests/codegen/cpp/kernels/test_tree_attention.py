@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from llmc.formats.cache_format import parse_cache_format
+from llmc.formats.cache_format import parse_cache_formats
 from llmc.runtime.speculation.draft import Draft
 from llmc.targets import CpuTarget
 from tests.codegen.cpp.paged_batch import PagedBatch, paged_batch
@@ -87,7 +87,7 @@ def test_a_node_has_the_bits_of_its_path(target: CpuTarget, seed: int) -> None:
 @pytest.mark.parametrize("format", FORMATS)
 def test_a_node_has_the_bits_of_its_path_over_codes(target: CpuTarget, format: str) -> None:
     batch, trees = random_case(1)
-    check(batch.coded(parse_cache_format(format)), trees, target)
+    check(batch.coded(parse_cache_formats(format)), trees, target)
 
 
 @pytest.mark.slow
@@ -106,7 +106,7 @@ def test_any_tree_any_block_size_any_cache(target: CpuTarget, block_size: int, f
         window=draw.choice([None, 50]),
         seed=seed,
     )
-    check(batch if format is None else batch.coded(parse_cache_format(format)), trees, target)
+    check(batch if format is None else batch.coded(parse_cache_formats(format)), trees, target)
 
 
 def test_a_tree_that_is_a_chain_hides_nothing() -> None:

@@ -44,6 +44,8 @@ def attend_keys(
     KEY_TILE: tl.constexpr,
     CACHE_FORMAT: tl.constexpr,
     CACHE_GROUP: tl.constexpr,
+    VALUE_FORMAT: tl.constexpr,
+    VALUE_GROUP: tl.constexpr,
     MASKED: tl.constexpr,
     PINNED: tl.constexpr = 0,
     places: tl.tensor = None,
@@ -59,7 +61,8 @@ def attend_keys(
     that are not hidden from a query come before its own.
     slopes: [rows], what a key farther back takes off a score, None for nothing. hidden: [rows], int64, None for none:
     bit d leaves out the key d before a query's own, and the others are as near as they are without it.
-    CACHE_FORMAT, CACHE_GROUP: of codes, which become numbers here (cache_codes.py); "none" for a cache of numbers.
+    CACHE_FORMAT, CACHE_GROUP: of keys' codes, which become numbers here (cache_codes.py); "none" for caches of numbers.
+    VALUE_FORMAT, VALUE_GROUP: the same of values.
     """
     DIM_TILE: tl.constexpr = q.shape[1]
     dims = tl.arange(0, DIM_TILE)
@@ -88,7 +91,7 @@ def attend_keys(
         if q_values is not None:
             v = _read_values(
                 v_cache_ptr, block_and_head, keys, present,
-                VALUE_DIM, BLOCK_SIZE, weighted.shape[1], CACHE_FORMAT, CACHE_GROUP, MASKED,
+                VALUE_DIM, BLOCK_SIZE, weighted.shape[1], VALUE_FORMAT, VALUE_GROUP, MASKED,
             )  # fmt: skip
             scores = tl.dot(q_values, tl.trans(v.to(q.dtype)), scores, input_precision="ieee")
         if SOFTCAP > 0:
@@ -116,7 +119,7 @@ def attend_keys(
         if q_values is None:
             v = _read_values(
                 v_cache_ptr, block_and_head, keys, present,
-                VALUE_DIM, BLOCK_SIZE, weighted.shape[1], CACHE_FORMAT, CACHE_GROUP, MASKED,
+                VALUE_DIM, BLOCK_SIZE, weighted.shape[1], VALUE_FORMAT, VALUE_GROUP, MASKED,
             )  # fmt: skip
         weighted = tl.dot(weights.to(q.dtype), v.to(q.dtype), weighted, input_precision="ieee")
         row_max = new_max
@@ -132,11 +135,11 @@ def _read_values(
     VALUE_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     VALUE_TILE: tl.constexpr,
-    CACHE_FORMAT: tl.constexpr,
-    CACHE_GROUP: tl.constexpr,
+    VALUE_FORMAT: tl.constexpr,
+    VALUE_GROUP: tl.constexpr,
     MASKED: tl.constexpr,
 ) -> tl.tensor:
-    if CACHE_FORMAT == "none":
+    if VALUE_FORMAT == "none":
         value_dims = tl.arange(0, VALUE_TILE)
         slots = block_and_head * BLOCK_SIZE + keys % BLOCK_SIZE
         v_ptrs = v_cache_ptr + slots[:, None] * VALUE_DIM + value_dims[None, :]
@@ -144,7 +147,7 @@ def _read_values(
     else:
         return read_codes(
             v_cache_ptr, block_and_head, keys % BLOCK_SIZE, present,
-            VALUE_DIM, BLOCK_SIZE, CACHE_FORMAT, CACHE_GROUP, VALUE_TILE,
+            VALUE_DIM, BLOCK_SIZE, VALUE_FORMAT, VALUE_GROUP, VALUE_TILE,
         )  # fmt: skip
 
 

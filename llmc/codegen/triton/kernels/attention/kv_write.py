@@ -13,7 +13,7 @@ from llmc.codegen.triton.kernel import Constant, DeviceLaunch, KernelTemplate, n
 from llmc.codegen.triton.kernels.attention.kv_write_codes import code_launch, code_write_kernel
 from llmc.codegen.triton.kernels.refusals import refuse_dtypes, refuse_ranks, tensors_of
 from llmc.codegen.triton.machine_code.budget import Budget
-from llmc.formats.cache_format import parse_cache_format
+from llmc.formats.cache_format import parse_cache_format, parts_of_pair
 from llmc.graph.refusal import Refusal
 from llmc.program.launch_arguments import Argument
 from llmc.targets import GpuTarget
@@ -76,7 +76,7 @@ def supports(node: fx.Node, target: GpuTarget) -> Refusal | None:
     found = refuse_dtypes(node, "k", "v") or refuse_ranks(node, k=(3,), v=(3,))
     if found is None and format is not None:
         tensors = tensors_of(node)
-        return refuse_format(node, format, tensors["k"].shape[2], tensors["v"].shape[2])
+        return refuse_formats(node, format, tensors["k"].shape[2], tensors["v"].shape[2])
     found = found or refuse_dtypes(node, "k_cache", "v_cache")
     return found or refuse_ranks(node, k=(3,), v=(3,), k_cache=(4,), v_cache=(4,))
 
@@ -85,7 +85,7 @@ def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
     slot = cache_constants(call)
     if call.plain("cache_format") is not None:
         arguments = named_arguments(code_write_kernel, call, **caches(call), cos_ptr=None, sin_ptr=None)
-        return (code_launch(call, arguments, slot, {**cache_codes(call), "HALF": 0, "INTERLEAVED": False}),)
+        return (code_launch(call, arguments, slot, {**pair_codes(call), "HALF": 0, "INTERLEAVED": False}),)
     heads, dim = slot["KV_HEADS"], max(slot["HEAD_DIM"], slot["VALUE_DIM"])
     block = min(triton.next_power_of_2(heads), max(1, _ELEMENTS_PER_PROGRAM // triton.next_power_of_2(dim)))
     grid = (str(call.count("k")), str(triton.cdiv(heads, block)))
@@ -106,12 +106,28 @@ def cache_constants(call: Call) -> dict[str, int]:
 
 
 def cache_codes(call: Call) -> dict[str, Constant]:
-    """Constants for the cache's format: CACHE_FORMAT is none for numbers; CACHE_GROUP is 0 for one scale per head."""
-    text = call.plain("cache_format")
-    if text is None:
-        return {"CACHE_FORMAT": "none", "CACHE_GROUP": 0}
-    format = parse_cache_format(text)
-    return {"CACHE_FORMAT": format.codes, "CACHE_GROUP": format.group or 0}
+    """Constants for the format of keys: CACHE_FORMAT is none for numbers; CACHE_GROUP is 0 for one scale per head."""
+    keys, _ = parts_of_pair(call.plain("cache_format"))
+    return _codes("CACHE", keys)
+
+
+def pair_codes(call: Call) -> dict[str, Constant]:
+    """The same, and for values VALUE_FORMAT and VALUE_GROUP."""
+    _, values = parts_of_pair(call.plain("cache_format"))
+    return cache_codes(call) | _codes("VALUE", values)
+
+
+def _codes(name: str, text: str | None) -> dict[str, Constant]:
+    format = None if text is None else parse_cache_format(text)
+    codes, group = ("none", 0) if format is None else (format.codes, format.group or 0)
+    return {f"{name}_FORMAT": codes, f"{name}_GROUP": group}
+
+
+def refuse_formats(node: fx.Node, text: str, keys: int, values: int) -> Refusal | None:
+    """The same as refuse_format for a pair of caches. keys, values: channels of a head."""
+    of_keys, of_values = parts_of_pair(text)
+    assert of_keys is not None and of_values is not None
+    return refuse_format(node, of_keys, keys) or refuse_format(node, of_values, values)
 
 
 def refuse_format(node: fx.Node, text: str, *dims: int) -> Refusal | None:

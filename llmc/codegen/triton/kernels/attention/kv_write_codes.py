@@ -33,6 +33,8 @@ def code_write_kernel(
     BLOCK_SIZE: tl.constexpr,
     CACHE_FORMAT: tl.constexpr,
     CACHE_GROUP: tl.constexpr,
+    VALUE_FORMAT: tl.constexpr,
+    VALUE_GROUP: tl.constexpr,
     HALF: tl.constexpr,
     INTERLEAVED: tl.constexpr,
     HEAD_BLOCK: tl.constexpr,
@@ -63,7 +65,7 @@ def code_write_kernel(
         )  # fmt: skip
         write_codes(
             values, v_cache_ptr, slot, head,
-            KV_HEADS, VALUE_DIM, BLOCK_SIZE, CACHE_FORMAT, CACHE_GROUP, HEAD_BLOCK, HALF_BLOCK,
+            KV_HEADS, VALUE_DIM, BLOCK_SIZE, VALUE_FORMAT, VALUE_GROUP, HEAD_BLOCK, HALF_BLOCK,
         )  # fmt: skip
 
 

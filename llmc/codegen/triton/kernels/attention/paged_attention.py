@@ -23,7 +23,7 @@ from llmc.codegen.triton.kernels.attention.attention_tiles import (
     prefill_tiles,
     tree_tile,
 )
-from llmc.codegen.triton.kernels.attention.kv_write import cache_codes, caches, refuse_format
+from llmc.codegen.triton.kernels.attention.kv_write import caches, pair_codes, refuse_formats
 from llmc.codegen.triton.kernels.attention.paged_decode import combine_splits_kernel, paged_decode_kernel
 from llmc.codegen.triton.kernels.attention.paged_prefill import paged_prefill_kernel
 from llmc.codegen.triton.kernels.refusals import refuse_dtypes, refuse_ranks
@@ -55,7 +55,7 @@ def supports(node: fx.Node, target: GpuTarget) -> Refusal | None:
     value_dim = given["value_dim"] if is_coded else v_cache.shape[3]
     head_dim = q.shape[2] - (value_dim if given["latent"] else 0)
     if is_coded:
-        found = refuse_format(node, given["cache_format"], head_dim, value_dim)
+        found = refuse_formats(node, given["cache_format"], head_dim, value_dim)
         if found is not None:
             return found
     elif q.dtype is not k_cache.dtype and k_cache.dtype.itemsize >= q.dtype.itemsize:
@@ -103,7 +103,7 @@ def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
         "SOFTCAP": float(call.plain("softcap") or 0.0),
         "DIM_TILE": dim_tile,
         "VALUE_TILE": value_tile,
-        **cache_codes(call),
+        **pair_codes(call),
     }
     common = {**caches(call), "max_blocks": Count.MAX_BLOCKS, "scale": float(call.plain("scale"))}
     is_fp32, widest = call.dtype("q") is torch.float32, max(dim_tile, value_tile)

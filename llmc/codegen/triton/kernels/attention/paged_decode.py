@@ -41,6 +41,8 @@ def paged_decode_kernel(
     VALUE_TILE: tl.constexpr,
     CACHE_FORMAT: tl.constexpr,
     CACHE_GROUP: tl.constexpr,
+    VALUE_FORMAT: tl.constexpr,
+    VALUE_GROUP: tl.constexpr,
     ROW_TILE: tl.constexpr,
     KEY_TILE: tl.constexpr,
     SPLITS: tl.constexpr,
@@ -86,18 +88,21 @@ def paged_decode_kernel(
         weighted, row_sum, row_max = attend_keys(
             weighted, row_sum, row_max, q, q_values, own_rows, None, slopes, None, 0, pinned_end, 0,
             k_cache_ptr, v_cache_ptr, table_ptr, kv_head, scale,
-            KV_HEADS, HEAD_DIM, VALUE_DIM, BLOCK_SIZE, SOFTCAP, KEY_TILE, CACHE_FORMAT, CACHE_GROUP, True,
+            KV_HEADS, HEAD_DIM, VALUE_DIM, BLOCK_SIZE, SOFTCAP, KEY_TILE,
+            CACHE_FORMAT, CACHE_GROUP, VALUE_FORMAT, VALUE_GROUP, True,
         )  # fmt: skip
     whole_tiles_to = start + (end - start) // KEY_TILE * KEY_TILE
     weighted, row_sum, row_max = attend_keys(
         weighted, row_sum, row_max, q, q_values, own_rows, None, slopes, None, start, whole_tiles_to, first_key,
         k_cache_ptr, v_cache_ptr, table_ptr, kv_head, scale,
-        KV_HEADS, HEAD_DIM, VALUE_DIM, BLOCK_SIZE, SOFTCAP, KEY_TILE, CACHE_FORMAT, CACHE_GROUP, False,
+        KV_HEADS, HEAD_DIM, VALUE_DIM, BLOCK_SIZE, SOFTCAP, KEY_TILE,
+        CACHE_FORMAT, CACHE_GROUP, VALUE_FORMAT, VALUE_GROUP, False,
     )  # fmt: skip
     weighted, row_sum, row_max = attend_keys(
         weighted, row_sum, row_max, q, q_values, own_rows, None, slopes, None, whole_tiles_to, end, first_key,
         k_cache_ptr, v_cache_ptr, table_ptr, kv_head, scale,
-        KV_HEADS, HEAD_DIM, VALUE_DIM, BLOCK_SIZE, SOFTCAP, KEY_TILE, CACHE_FORMAT, CACHE_GROUP, True,
+        KV_HEADS, HEAD_DIM, VALUE_DIM, BLOCK_SIZE, SOFTCAP, KEY_TILE,
+        CACHE_FORMAT, CACHE_GROUP, VALUE_FORMAT, VALUE_GROUP, True,
     )  # fmt: skip
 
     partial = ((request.to(tl.int64) * KV_HEADS * SHARES * GROUP + head) * SPLITS + split) * (VALUE_TILE + 4)

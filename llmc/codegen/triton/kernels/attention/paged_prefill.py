@@ -50,6 +50,8 @@ def paged_prefill_kernel(
     VALUE_TILE: tl.constexpr,
     CACHE_FORMAT: tl.constexpr,
     CACHE_GROUP: tl.constexpr,
+    VALUE_FORMAT: tl.constexpr,
+    VALUE_GROUP: tl.constexpr,
     ROW_TILE: tl.constexpr,
     KEY_TILE: tl.constexpr,
     TREES: tl.constexpr,
@@ -126,7 +128,8 @@ def paged_prefill_kernel(
         weighted, row_sum, row_max = attend_keys(
             weighted, row_sum, row_max, q, q_values, places, None, slopes, None, 0, tl.minimum(PINNED, start), 0,
             k_cache_ptr, v_cache_ptr, table_ptr, kv_head, scale,
-            KV_HEADS, HEAD_DIM, VALUE_DIM, BLOCK_SIZE, SOFTCAP, KEY_TILE, CACHE_FORMAT, CACHE_GROUP, True,
+            KV_HEADS, HEAD_DIM, VALUE_DIM, BLOCK_SIZE, SOFTCAP, KEY_TILE,
+            CACHE_FORMAT, CACHE_GROUP, VALUE_FORMAT, VALUE_GROUP, True,
         )  # fmt: skip
     if BOUNDED and not TREES:
         all_see_from = tl.cdiv(first_seen(end - 1, WINDOW, CHUNK), KEY_TILE) * KEY_TILE
@@ -134,19 +137,22 @@ def paged_prefill_kernel(
         weighted, row_sum, row_max = attend_keys(
             weighted, row_sum, row_max, q, q_values, own_rows, reach, slopes, None, start, all_see_from, first_key,
             k_cache_ptr, v_cache_ptr, table_ptr, kv_head, scale,
-            KV_HEADS, HEAD_DIM, VALUE_DIM, BLOCK_SIZE, SOFTCAP, KEY_TILE, CACHE_FORMAT, CACHE_GROUP, True,
+            KV_HEADS, HEAD_DIM, VALUE_DIM, BLOCK_SIZE, SOFTCAP, KEY_TILE,
+            CACHE_FORMAT, CACHE_GROUP, VALUE_FORMAT, VALUE_GROUP, True,
             PINNED, places,
         )  # fmt: skip
         start = all_see_from
     weighted, row_sum, row_max = attend_keys(
         weighted, row_sum, row_max, q, q_values, places, reach, slopes, None, start, all_see_to, first_key,
         k_cache_ptr, v_cache_ptr, table_ptr, kv_head, scale,
-        KV_HEADS, HEAD_DIM, VALUE_DIM, BLOCK_SIZE, SOFTCAP, KEY_TILE, CACHE_FORMAT, CACHE_GROUP, False,
+        KV_HEADS, HEAD_DIM, VALUE_DIM, BLOCK_SIZE, SOFTCAP, KEY_TILE,
+        CACHE_FORMAT, CACHE_GROUP, VALUE_FORMAT, VALUE_GROUP, False,
     )  # fmt: skip
     weighted, row_sum, row_max = attend_keys(
         weighted, row_sum, row_max, q, q_values, own_rows, reach, slopes, hidden, all_see_to, end, first_key,
         k_cache_ptr, v_cache_ptr, table_ptr, kv_head, scale,
-        KV_HEADS, HEAD_DIM, VALUE_DIM, BLOCK_SIZE, SOFTCAP, KEY_TILE, CACHE_FORMAT, CACHE_GROUP, True,
+        KV_HEADS, HEAD_DIM, VALUE_DIM, BLOCK_SIZE, SOFTCAP, KEY_TILE,
+        CACHE_FORMAT, CACHE_GROUP, VALUE_FORMAT, VALUE_GROUP, True,
         PINNED, places,
     )  # fmt: skip
 

@@ -14,10 +14,10 @@ from llmc.codegen.call import Call
 from llmc.codegen.triton.kernel import DeviceLaunch, KernelTemplate, named_arguments, rows
 from llmc.codegen.triton.kernels.attention import kv_write as kv_write_kernels
 from llmc.codegen.triton.kernels.attention.kv_write import (
-    cache_codes,
     cache_constants,
     caches,
     copy_heads,
+    pair_codes,
     slot_rows,
 )
 from llmc.codegen.triton.kernels.attention.kv_write_codes import code_launch, code_write_kernel
@@ -101,7 +101,7 @@ def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
 
 def _coded(call: Call, turned: dict[str, int]) -> DeviceLaunch:
     """Queries are turned in a launch of their own where keys and values become codes."""
-    constants = {**cache_codes(call), "HALF": turned["HALF"], "INTERLEAVED": turned["INTERLEAVED"]}
+    constants = {**pair_codes(call), "HALF": turned["HALF"], "INTERLEAVED": turned["INTERLEAVED"]}
     arguments = named_arguments(code_write_kernel, call, **caches(call))
     return DeviceLaunch(
         rope_kernel,
