@@ -64,7 +64,6 @@ struct TileMemory {
 template <class Q, class K, class V = K>
 class TileAttention {
   static_assert(kHoldsCodes<K> == kHoldsCodes<V>);
-
  public:
   TileAttention(const LlmcPagedAttention& arguments, const RowTile& tile, const TileMemory& memory)
       : a_(arguments),
