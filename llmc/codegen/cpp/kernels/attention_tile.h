@@ -60,11 +60,8 @@ struct TileMemory {
         scaled(value_scales + padded_to_lanes(value_dim) / 4 * 2 * kAttentionKeys) {}
 };
 
-// K, V: what the caches of keys and of values hold: numbers of one type, or codes.
-template <class Q, class K, class V = K>
+template <class Q, class K, class V = K>  // K, V: what caches of keys and of values hold, numbers or codes both
 class TileAttention {
-  static_assert(kHoldsCodes<K> == kHoldsCodes<V>);
-
  public:
   TileAttention(const LlmcPagedAttention& arguments, const RowTile& tile, const TileMemory& memory)
       : a_(arguments),
@@ -136,7 +133,6 @@ class TileAttention {
  private:
   using Steps = StepsOf<Q, K>;
   using Fetch = FetchNext<K, V>;
-
   // Whether values are multiplied as codes. The order of their channels in sums is then that of a row's bytes.
   bool codes_of_values() const {
     if constexpr (kHoldsCodes<K>) return values_.has_vectors();
@@ -149,8 +145,7 @@ class TileAttention {
   }
 
   // Groups of a cache whose scales are left for sums.
-  template <class C>
-  static int64_t scaled_groups(const C& cache) { return cache.has_quads() ? cache.groups : 0; }
+  template <class C> static int64_t scaled_groups(const C& cache) { return cache.has_quads() ? cache.groups : 0; }
 
   // Some of a tile's rows of each head.
   struct RowSpan {
@@ -297,10 +292,8 @@ class TileAttention {
     const int64_t key_bytes = keys_.head_bytes(), value_bytes = values_.head_bytes();
     const CachedRows<K> keys{keys_, now.keys, head * key_bytes};
     const CachedRows<V> values{values_, now.values, head * value_bytes};
-    const Fetch fetch{{keys_, next.keys, next_head * key_bytes},
-                      {values_, next.values, next_head * value_bytes},
-                      keys_.row_bytes(),
-                      values_.row_bytes()};
+    const Fetch fetch{{keys_, next.keys, next_head * key_bytes}, {values_, next.values, next_head * value_bytes},
+                      keys_.row_bytes(), values_.row_bytes()};
     pack(keys, fetch, memory_.keys, memory_.key_scales);
     if (a_.latent != 0)
       pack(values, Fetch{fetch.keys, fetch.values, 0, 0},
@@ -324,8 +317,7 @@ class TileAttention {
   }
 
   // Keys as steps: codes as they are where their scales can be left for sums.
-  template <class C>
-  void pack(const CachedRows<C>& keys, const Fetch& fetch, float* packed, float* scales) const {
+  template <class C> void pack(const CachedRows<C>& keys, const Fetch& fetch, float* packed, float* scales) const {
     if constexpr (kHoldsCodes<C>)
       if (keys.cache.has_quads()) return pack_codes<Steps>(keys, fetch, packed, scales);
     pack_keys<Steps>(keys, keys.cache.channels, fetch, packed);
