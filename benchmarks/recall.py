@@ -36,7 +36,8 @@ from llmc.runtime.threads import available_cores
 _DATA = Path(__file__).parent.parent / "examples" / "data"
 TEXT, CALIBRATION = _DATA / "heldout.txt", _DATA / "calibration.txt"
 NONE, RANDOM = "none", "random"
-# A policy with the budget's number of rows, and for `stride` the distance of the rows that stay.
+# A policy with the budget's number of rows, for `stride` the distance of the rows that stay, and for `kvzip` the number
+# of rows without the last two blocks of the prompt, which stay.
 POLICIES = (
     NONE,
     RANDOM,
@@ -46,12 +47,15 @@ POLICIES = (
     "h2o:budget={budget},recent=32,every=16",
     "snapkv:budget={budget},window=16,pool=7,every=16",
     "compactor:budget={budget},chunk=128,every=16",
+    "kvzip:budget={ahead},every=16",
     "triattention:budget={budget},recent=32,every=16,pinned=0",
     "triattention:budget={budget},recent=32,every=16,pinned=0,heads=kv_head",
     "triattention:budget={budget},recent=32,every=16,pinned=0,heads=all",
 )
 BUDGETS = (0.75, 0.5, 0.25, 0.125)
 _BLOCK = 16
+# Positions in addition to a prompt's, for the answer and for the second reading of `kvzip`.
+_ROOM = 640
 
 
 @dataclass(frozen=True)
@@ -109,7 +113,7 @@ def recall(
     Args:
         model: Hugging Face directory.
         task: What is asked.
-        policy: With `{budget}` and `{step}`, or `none`, or `random`.
+        policy: With `{budget}`, `{step}` or `{ahead}`, or `none`, or `random`.
         budget: Share of a prompt's rows that stay.
         cache: Format of keys and values, as `--kv-cache` names it.
         threads: Of the engine.
@@ -120,10 +124,10 @@ def recall(
     """
     length = min(len(prompt) for prompts in task.prompts for prompt in prompts)
     rows = max(_BLOCK, round(budget * length / _BLOCK) * _BLOCK)
-    text = policy.format(budget=rows, step=round(1 / budget))
+    text = policy.format(budget=rows, step=round(1 / budget), ahead=rows - 2 * _BLOCK)
     if policy == RANDOM:
         return Recall(text, budget, cache, kept_by_chance(model, task, rows))
-    options = {"dtype": "float32", "kv_cache": cache, "max_model_len": task.longest + _BLOCK, "max_sequences": 16}
+    options = {"dtype": "float32", "kv_cache": cache, "max_model_len": task.longest + _ROOM, "max_sequences": 16}
     options |= {} if policy == NONE else {"kv_compression": text, "calibration": calibration}
     with tempfile.TemporaryDirectory(prefix="llmc-bench-") as folder:
         path = Path(folder) / "engine.llmc"

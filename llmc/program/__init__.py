@@ -7,6 +7,7 @@ from llmc.program.compression import Compression, compression_problem, parse_com
 from llmc.program.device_kernel import LIBRARY, DeviceBinary, DeviceKernel, DeviceParameter
 from llmc.program.h2o import H2O
 from llmc.program.head import Activation, Head, Pooling, Task
+from llmc.program.kvzip import KVzip
 from llmc.program.limits import Limits
 from llmc.program.lru import Lru
 from llmc.program.program import (
@@ -88,6 +89,7 @@ __all__ = [
     "DeviceKernel",
     "DeviceParameter",
     "Head",
+    "KVzip",
     "Launch",
     "Layout",
     "Limits",

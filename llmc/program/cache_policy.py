@@ -58,6 +58,8 @@ class Cut:
             choose what moves by layer and head. 0: there are no such ops.
         queries: number of last queries that these ops read; None for all that `CachePolicy.queries` holds.
         pinned: number of first rows that these ops keep whatever their scores, and leave where they are.
+        reads: most tokens that the model reads again at once before, until it has read all tokens up to the cut. The
+            queries of these tokens choose (runtime/requests/second_reading.py). 0: it reads none again.
     """
 
     leaving: tuple[range, ...]
@@ -65,6 +67,7 @@ class Cut:
     chosen: int = 0
     queries: int | None = None
     pinned: int = 0
+    reads: int = 0
 
     @property
     def dropped(self) -> int:
@@ -178,8 +181,9 @@ class CachePolicy:
         return (end for end, _ in self.cuts_before(tokens, tokens if prompt is None else prompt))
 
     def cuts_before(self, tokens: int, prompt: int) -> Iterator[tuple[int, Cut]]:
-        """The same, each with its cut."""
-        return takewhile(lambda made: made[0] < tokens, self.all_cuts(prompt))
+        """The same, each with its cut. For eager runs, in which nothing is read again: a cut that needs it is left
+        out."""
+        return takewhile(lambda made: made[0] < tokens and not made[1].reads, self.all_cuts(prompt))
 
     def all_cuts(self, prompt: int) -> Iterator[tuple[int, Cut]]:
         """The cuts of a request's table, and the tokens after which they happen."""
@@ -191,18 +195,19 @@ class CachePolicy:
 
     def held(self, tokens: int, prompt: int | None = None) -> list[int]:
         """The positions whose rows a table holds after this many tokens, in order."""
-        return list(next(islice(self._tables(tokens if prompt is None else prompt), tokens, None)))
+        cuts = self.all_cuts(tokens if prompt is None else prompt)
+        return list(next(islice(self._tables(cuts), tokens, None)))
 
     def seen(self, tokens: int, prompt: int | None = None) -> Iterator[list[int]]:
-        """Yield for each token of a sequence the positions whose keys it sees, in order."""
-        visible = self.visible
-        for position, before in enumerate(islice(self._tables(tokens if prompt is None else prompt), tokens)):
+        """Yield for each token of a sequence the positions whose keys it sees, in order. As of `cuts_before`."""
+        visible, cuts = self.visible, self.cuts_before(tokens, tokens if prompt is None else prompt)
+        for position, before in enumerate(islice(self._tables(cuts), tokens)):
             first, rows = visible.first(len(before)), [*before, position]
             yield [*rows[: min(visible.pinned, first)], *rows[first:]]
 
-    def _tables(self, prompt: int) -> Iterator[list[int]]:
+    def _tables(self, cuts: Iterator[tuple[int, Cut]]) -> Iterator[list[int]]:
         """The positions whose rows a table holds after 0, 1, 2, … tokens; always the same list."""
-        kept, cuts = list[int](), self.all_cuts(prompt)
+        kept = list[int]()
         end, cut = next(cuts, (None, Cut(())))
         for position in count():
             yield kept

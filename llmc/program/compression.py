@@ -25,6 +25,8 @@ class Compression(CachePolicy):
     IN_GRAPH: ClassVar[bool] = False
     # Whether these ops need numbers that a calibration text gives, so that the build asks for one.
     NEEDS_TEXT: ClassVar[bool] = False
+    # Whether a cut may need that the model reads tokens again.
+    READS_AGAIN: ClassVar[bool] = False
 
     @property
     def visible(self) -> Visible:

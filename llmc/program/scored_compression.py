@@ -87,15 +87,16 @@ class Scored(Compression):
         assert self.share is not None
         return self._whole(max(-(-prompt * self.share // 100), self.protected + 1))
 
-    def next_cut(self, done: Progress) -> int:
+    def next_cut(self, done: Progress) -> int | None:
         kept, read = self.kept(done.prompt), self._whole(done.prompt)
         if not done.dropped and read > kept:
             return read
         return kept + self.every + done.dropped
 
     def cut(self, done: Progress) -> Cut:
-        kept = self.kept(done.prompt)
-        return Cut((range(kept, self.next_cut(done) - done.dropped),), chosen=kept)
+        kept, end = self.kept(done.prompt), self.next_cut(done)
+        assert end is not None
+        return Cut((range(kept, end - done.dropped),), chosen=kept)
 
     def _whole(self, rows: int) -> int:
         """The number of rows, rounded up to whole blocks."""

@@ -148,7 +148,7 @@ def view(client: Client, now: float) -> RequestView:
         state="running" if blocks else "waiting",
         seconds=now - client.arrived,
         prompt_tokens=prompt_tokens,
-        computed_tokens=max((sequence.computed for sequence in sequences), default=0),
+        computed_tokens=max((sequence.own_computed for sequence in sequences), default=0),
         output_tokens=sum(max(0, len(s.tokens) - prompt_tokens) for s in sequences),
         blocks=blocks,
     )

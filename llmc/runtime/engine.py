@@ -23,7 +23,6 @@ from llmc.runtime.kv_tier.tier import Tier
 from llmc.runtime.loop.shared_loop import SharedLoop
 from llmc.runtime.loop.step_loop import StepLoop
 from llmc.runtime.output_cache import OutputCache
-from llmc.runtime.requests.generation import Scoring
 from llmc.runtime.requests.job_builder import JobBuilder, check_task
 from llmc.runtime.requests.request_policies import RequestPolicies
 from llmc.runtime.text.conversation import ConversationPrompts
@@ -241,9 +240,9 @@ class Engine(TextGenerator):
         for index, sequence in enumerate(sequences):
             check_length(f"prompt {index}", sequence, self.limits.max_model_len, "")
             check_ids(f"prompt {index}", sequence, self.info.vocab_size)
+            self._job_builder.check_room(f"prompt {index}", len(sequence))
         chosen = None if adapter is None else self._adapters.get(adapter)
-        size, policy = self.info.vocab_size, self._job_builder.policies.of(None)
-        requests = [Scoring(sequence, size, chosen, policy) for sequence in sequences]
+        requests = [self._job_builder.scoring(sequence, chosen) for sequence in sequences]
         with self._shared.serving(requests) as until:
             until(lambda: all(request.finished for request in requests))
         for request in requests:

@@ -10,7 +10,8 @@ from torch import Tensor
 from transformers import AttentionInterface, DynamicCache
 
 from llmc.ops.rope import rotate
-from llmc.program import H2O, Compactor, Cut, Lru, Progress, Scored, SnapKV, TriAttention
+from llmc.program import H2O, Compactor, Cut, KVzip, Lru, Progress, Scored, SnapKV, TriAttention
+from tests.end_to_end import kvzip_reference
 from tests.end_to_end.calibration_queries import calibration_queries
 from tests.ops import test_score_expected as triattention
 from tests.ops import test_score_leverage as compactor
@@ -46,6 +47,8 @@ def attend_and_note(
 
 def greedy(policy: Scored, prompt: list[int], count: int, family: str = "llama") -> tuple[list[int], list[float]]:
     """The tokens that follow a prompt, and the log-probability of each."""
+    if isinstance(policy, KVzip):
+        return kvzip_reference.greedy(policy, prompt, count)
     AttentionInterface.register("llmc_tests_noting", attend_and_note)
     model = tiny_model(family)
     before = model.config._attn_implementation
@@ -65,7 +68,7 @@ def _greedy(model: Any, policy: Scored, prompt: list[int], count: int) -> tuple[
     tokens, found, logprobs, new = list(prompt), list[int](), list[float](), prompt
     for _ in range(count):
         start = len(tokens) - len(new)
-        while (end := policy.next_cut(done)) <= start:
+        while (end := policy.next_cut(done)) is not None and end <= start:
             cut = policy.cut(done)
             if isinstance(policy, Lru):
                 for layer in model.model.layers:

@@ -29,6 +29,7 @@ SCORED = [
     "h2o:budget=48,every=16,recent=16",
     "lru:budget=48,every=16,recent=16",
     "compactor:budget=48,every=16,chunk=32",
+    "kvzip:budget=48,every=16,chunk=32",
     "triattention:budget=8,every=16,recent=4",
     "triattention:budget=8,every=16,recent=4,heads=all",
 ]

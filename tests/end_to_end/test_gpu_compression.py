@@ -24,7 +24,7 @@ from llmc.runtime.device.inputs import StepShape, example_step
 from llmc.runtime.device.program import plan_calls
 from llmc.runtime.engine import Engine
 from tests.end_to_end.calibration_queries import write_calibration
-from tests.end_to_end.test_scored_compression import BY_KV_HEAD, COMPACTOR, COUNTED, H2O_TEXT, LRU, SNAPKV
+from tests.end_to_end.test_scored_compression import BY_KV_HEAD, COMPACTOR, COUNTED, H2O_TEXT, KVZIP, LRU, SNAPKV
 from tests.end_to_end.test_streaming import STREAMING
 from tests.gpu_target import gpu_target
 from tests.runtime.executors.fake_device import STREAM, fake_executor, with_binaries
@@ -32,7 +32,9 @@ from tests.tiny_models import tiny_checkpoint, tiny_tokens
 
 TOKENS = tiny_tokens(200)
 OF_MEANS = COUNTED, BY_KV_HEAD, f"{COUNTED},heads=all"
-POLICIES = [SNAPKV, H2O_TEXT, LRU, COMPACTOR, STREAMING, *OF_MEANS]
+# Of the short prompts below, 48 tokens are read again.
+SHORT = KVZIP.replace("budget=48", "budget=24")
+POLICIES = [SNAPKV, H2O_TEXT, SHORT, LRU, COMPACTOR, STREAMING, *OF_MEANS]
 WITHOUT_QUERIES = STREAMING, *OF_MEANS
 each_policy = pytest.mark.parametrize(
     "text", POLICIES, ids=lambda text: "-".join((text.partition(":")[0], *re.findall("heads=.*", text)))

@@ -12,7 +12,7 @@ import pytest
 
 import llmc
 from llmc.errors import LlmcError, OptionError, RequestError
-from llmc.program import H2O, CachePolicy, ChoosingHeads, Compactor, Lru, Scored, SnapKV, TriAttention
+from llmc.program import H2O, CachePolicy, ChoosingHeads, Compactor, KVzip, Lru, Scored, SnapKV, TriAttention
 from llmc.runtime.engine import Engine
 from tests.end_to_end.calibration_queries import write_calibration
 from tests.end_to_end.scored_reference import greedy
@@ -24,6 +24,7 @@ __all__ = ["built", "model"]
 SNAPKV = "snapkv:budget=48,window=16,every=16,sinks=2"
 H2O_TEXT = "h2o:budget=48,every=16,sinks=2,recent=16"
 COMPACTOR = "compactor:budget=48,every=16,sinks=3,recent=2,chunk=32"
+KVZIP = "kvzip:budget=48,every=16,sinks=2,chunk=40"
 LRU = "lru:budget=48,every=16,sinks=8,recent=16"
 TRIATTENTION = "triattention:budget=16,every=16,sinks=2,recent=8"
 COUNTED = "triattention:budget=48,every=16,sinks=2,recent=16,pinned=0"
@@ -33,6 +34,7 @@ POLICIES: dict[str, Scored] = {
     SNAPKV: SnapKV(budget=48, every=16, sinks=2, block=8, window=16),
     H2O_TEXT: H2O(budget=48, every=16, sinks=2, block=8, recent=16),
     COMPACTOR: Compactor(budget=48, every=16, sinks=3, block=8, recent=2, chunk=32),
+    KVZIP: KVzip(budget=48, every=16, sinks=2, block=8, chunk=40),
     LRU: Lru(budget=48, every=16, sinks=8, block=8, recent=16),
     TRIATTENTION: TriAttention(budget=16, every=16, sinks=2, block=8, recent=8),
     COUNTED: TriAttention(budget=48, every=16, sinks=2, block=8, recent=16, pinned=0),
@@ -133,12 +135,14 @@ def test_rows_are_scored_as_what_they_stand_for(text: str, cache: dict[str, str]
     """Rotated heads too, which keys and queries must share. Tokens are the same however a prompt comes in chunks."""
     path, found = built(kv_compression=text, target="cpu", **cache), list[object]()
     _, expected = greedy(POLICIES[text], TOKENS[:100], 2)
+    # With kvzip the prompt's last tokens see fewer rows, and the tokens may differ.
+    bound = 0.6 if text == KVZIP else 0.2
     for chunk in (5, None):
         with llmc.load(path, threads=1, max_step_tokens=chunk) as engine:
             (answer,) = engine.generate([TOKENS[:100]], max_tokens=30, logprobs=0, ignore_eos=True)
             choice = answer.choices[0]
             assert engine.loop.groups[0].stats.dropped and choice.logprobs is not None
-            assert abs(choice.logprobs[1].logprob - expected[1]) < 0.2
+            assert abs(choice.logprobs[1].logprob - expected[1]) < bound
             found.append(choice.token_ids)
     assert found[0] == found[1]
 
@@ -161,6 +165,8 @@ def test_a_prefix_is_not_answered_by_compacted_blocks(text: str, built: Callable
         (SNAPKV, "snapkv:share=100,window=16,every=128,sinks=2"),
         (H2O_TEXT, "h2o:budget=248,every=16,sinks=2,recent=16"),
         (COMPACTOR, "compactor:budget=248,every=16,sinks=3,recent=2,chunk=32"),
+        (KVZIP, "kvzip:budget=248,every=16,sinks=2"),
+        (KVZIP, "kvzip:share=100,every=16,sinks=2"),
         (LRU, "lru:budget=248,every=16,sinks=8,recent=16"),
         (TRIATTENTION, "triattention:budget=248,every=16,sinks=2,recent=8"),
         (TRIATTENTION, "triattention:budget=248,every=16,sinks=2,recent=8,pinned=0"),

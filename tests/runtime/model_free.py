@@ -328,7 +328,9 @@ class Run:
             for index, chunk in enumerate(chunks):
                 assert step.group_tables is not None and step.group_lens is not None
                 table, standing = step.group_tables[number, index], chunk.request.standing
-                most = policy.sequence_blocks(self.limits, (chunk.tokens if chunk.tokens > 1 else size) + self.slack)
+                # A second reading keeps the rows before it until it ends.
+                least = size if standing.reading is None else len(standing.reading.parts[0])
+                most = policy.sequence_blocks(self.limits, max(chunk.tokens, least) + self.slack)
                 assert len(group.held(standing.groups[number])) <= most
                 held = _held(policy, chunk)
                 assert step.group_lens[number, index] == len(held) <= policy.most_rows(self.limits.max_model_len)
@@ -518,7 +520,7 @@ class LateReads(Executor):
 
 def _held(policy: CachePolicy, chunk: Chunk) -> list[int]:
     """Which token of the request each row of its table holds, those of the chunk included."""
-    if not policy.drops_rows:
+    if not policy.drops_rows or chunk.request.standing.reading is not None:
         return list(range(chunk.start + chunk.tokens))
     before = policy.held(chunk.start, chunk.request.prompt_length)
     return [*before, *range(chunk.start, chunk.start + chunk.tokens)]

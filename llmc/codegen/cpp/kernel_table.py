@@ -78,6 +78,7 @@ KERNELS: dict[Any, Kernel] = {
     _llmc.score_keys.default: scored(),
     _llmc.sum_attention.default: updated("sum_attention"),
     _llmc.last_uses.default: updated("last_uses"),
+    _llmc.peak_attention.default: updated("peak_attention"),
     _llmc.score_leverage.default: standing_out(),
     _llmc.score_expected.default: expected(),
     _llmc.join_scores.default: joined(),

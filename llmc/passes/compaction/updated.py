@@ -1,4 +1,4 @@
-"""Ops of `h2o` and `lru`: keep the queries of each token, update the scores of rows by them, and move the best rows.
+"""Ops of `h2o`, `lru` and `kvzip`: keep the queries of each token, update the scores of rows, and move the best rows.
 
 The scores are in a cache of the policy's own group, so that they move, are copied and leave with their rows.
 """
@@ -13,8 +13,7 @@ from llmc.graph.model_graph import CacheSpec
 from llmc.graph.step_inputs import add_step_input
 from llmc.passes.compaction.placement import Layer, Placement
 from llmc.passes.compaction.snapkv import keep_queries, queries_problem
-from llmc.program import group_input
-from llmc.program.updated_compression import Updated
+from llmc.program import Scored, group_input
 
 _llmc = torch.ops.llmc
 
@@ -33,13 +32,19 @@ def keep_numbers(layer: Layer) -> tuple[fx.Node, fx.Node]:
     return first, second
 
 
+def _reading_problem(layer: Layer) -> str | None:
+    if layer.graph.states:
+        return "a model with states, which a second reading of the prompt would change"
+    return queries_problem(layer)
+
+
 def _add_caches(layer: Layer) -> tuple[fx.Node, ...]:
     return *keep_queries(layer), keep_numbers(layer)[0]
 
 
 def _place(layer: Layer, caches: tuple[fx.Node, ...], update: OpOverload) -> None:
     policy, given, spec, graph = layer.policy, layer.given, layer.spec, layer.graph.graph
-    assert isinstance(policy, Updated)
+    assert isinstance(policy, Scored)
     *queries, sums = caches
     keys, values, format, compaction = given["k_cache"], given["v_cache"], given["cache_format"], layer.compaction
     with graph.inserting_before(layer.write):
@@ -53,3 +58,4 @@ def _place(layer: Layer, caches: tuple[fx.Node, ...], update: OpOverload) -> Non
 
 h2o = Placement(queries_problem, partial(_place, update=_llmc.sum_attention.default), _add_caches)
 lru = Placement(queries_problem, partial(_place, update=_llmc.last_uses.default), _add_caches)
+kvzip = Placement(_reading_problem, partial(_place, update=_llmc.peak_attention.default), _add_caches)

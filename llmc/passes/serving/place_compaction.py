@@ -27,13 +27,21 @@ from llmc.passes.compaction.placement import Layer, Placement
 from llmc.passes.compaction.snapkv import snapkv
 from llmc.passes.compaction.streaming import streaming
 from llmc.passes.compaction.triattention import triattention
-from llmc.passes.compaction.updated import h2o, lru
+from llmc.passes.compaction.updated import h2o, kvzip, lru
 from llmc.passes.rewrite import GraphPass, Numerics
 from llmc.passes.rewrite_log import RewriteLog
-from llmc.program import COMPACTION, H2O, CachePolicy, Compactor, Lru, Scored, SnapKV, Streaming, TriAttention
+from llmc.program import COMPACTION, H2O, CachePolicy, Compactor, KVzip, Lru, Scored, SnapKV, Streaming, TriAttention
 
 PLACEMENTS: Mapping[type[CachePolicy], Placement] = MappingProxyType(
-    {Compactor: compactor, H2O: h2o, Lru: lru, SnapKV: snapkv, Streaming: streaming, TriAttention: triattention}
+    {
+        Compactor: compactor,
+        H2O: h2o,
+        KVzip: kvzip,
+        Lru: lru,
+        SnapKV: snapkv,
+        Streaming: streaming,
+        TriAttention: triattention,
+    }
 )
 
 

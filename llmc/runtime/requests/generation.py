@@ -160,8 +160,10 @@ class Scoring(Request):
         vocab_size: int,
         adapter: PlacedAdapter | None = None,
         policy: CachePolicy | None = None,
+        instruction: tuple[int, ...] = (),
     ) -> None:
-        super().__init__(tokens, every_logit=True, origin=Origin(salt=None, adapter=adapter, policy=policy))
+        origin = Origin(salt=None, adapter=adapter, policy=policy, instruction=instruction)
+        super().__init__(tokens, every_logit=True, origin=origin)
         self.logits = np.empty((len(self.tokens), vocab_size), np.float32)
 
     def receive(self, start: int, logits: npt.NDArray[np.float32]) -> None:

@@ -8,15 +8,17 @@ import numpy as np
 from llmc.engine_format import ModelRecord
 from llmc.errors import RequestError
 from llmc.program import Head, Limits, Task
+from llmc.runtime.adapters.placed_adapter import PlacedAdapter
 from llmc.runtime.prefix_cache.block_digests import BlockDigests, prefix_salt
 from llmc.runtime.prefix_cache.prefix_cache import hash_prompt
 from llmc.runtime.requests.beam_search import BeamSearch
 from llmc.runtime.requests.ending import Ending
-from llmc.runtime.requests.generation import Generation
+from llmc.runtime.requests.generation import Generation, Scoring
 from llmc.runtime.requests.generation_job import GenerationJob, SampledJob
 from llmc.runtime.requests.generation_request import GenerationRequest
 from llmc.runtime.requests.request import Origin
 from llmc.runtime.requests.request_policies import RequestPolicies
+from llmc.runtime.requests.second_reading import check_room, instruction_of
 from llmc.runtime.requests.text_row import TextRow
 from llmc.runtime.sampling.logit_edits import logit_edits
 from llmc.runtime.sampling.sampler import Sampler, TokenMask
@@ -68,17 +70,20 @@ class JobBuilder:
         self.longest_text = limits.max_model_len
         self._prefix_cache = prefix_cache
         self._digests = BlockDigests(limits.block_size, policies.groups)
+        self._instruction = instruction_of(policies.built, tokenizer)
 
     def check(self, where: str, request: GenerationRequest) -> None:
         """Raise RequestError if this engine cannot serve the request. where: names the prompt in errors."""
         tokens, params = request.prompt_token_ids, request.params
         check_task(self.head, wants_row=request.wants_row)
+        self.policies.of(params.kv_compression)
         if request.wants_row:
             check_length(where, tokens, self._limits.max_model_len, "")
+            self.check_room(where, len(tokens), params.kv_compression)
             return check_ids(where, tokens, self._info.vocab_size)
-        self.policies.of(params.kv_compression)
         room, purpose = (1, " and one token of output") if params.max_tokens else (0, "")
         check_length(where, tokens, self._limits.max_model_len - room, purpose)
+        self.check_room(where, len(tokens), params.kv_compression)
         for place, ids in (
             (where, tokens),
             ("stop_token_ids", params.stop_token_ids),
@@ -96,6 +101,14 @@ class JobBuilder:
                 at="grammar",
                 fix="rebuild the engine from a model directory with a tokenizer.json",
             )
+
+    def check_room(self, where: str, tokens: int, kv_compression: str | None = None) -> None:
+        """Raise RequestError for a policy that has no room to read such a prompt again, or that cannot be run."""
+        check_room(where, self.policies.in_use(kv_compression), tokens, self._limits, self._instruction)
+
+    def scoring(self, tokens: Sequence[int], adapter: PlacedAdapter | None) -> Scoring:
+        """The sequence that gathers the logits of a text."""
+        return Scoring(tokens, self._info.vocab_size, adapter, self.policies.of(None), self._instruction)
 
     def job(
         self,
@@ -121,7 +134,7 @@ class JobBuilder:
         if self.head is not None and self.head.whole_texts:
             salt = None  # Nothing of a text that is read as a whole can be found in a cache.
         policy = self.policies.of(params.kv_compression)
-        origin = Origin(request.priority, salt, arrived, deadline, request.adapter, policy)
+        origin = Origin(request.priority, salt, arrived, deadline, request.adapter, policy, self._instruction)
         if request.wants_row:
             return TextRow(tokens, origin)
         edits = logit_edits(params, self._tokenizer, self._info.vocab_size)

@@ -40,7 +40,8 @@ class Origin:
 
     salt: only requests with the same salt share cached prefixes; None shares with none. arrived: time.monotonic(); None
     means now. deadline: on the same clock; None means no limit. adapter: the adapter of all its tokens. policy: of the
-    caches of layers whose requests choose one; None for the engine's.
+    caches of layers whose requests choose one; None for the engine's. instruction: tokens that a second reading begins
+    with (second_reading.py).
     """
 
     priority: Priority = Priority.FREE
@@ -49,6 +50,7 @@ class Origin:
     deadline: float | None = None
     adapter: PlacedAdapter | None = None
     policy: CachePolicy | None = None
+    instruction: tuple[int, ...] = ()
 
 
 class Request(ABC):
@@ -124,11 +126,20 @@ class Request(ABC):
 
     @property
     def pending(self) -> int:
-        """The number of tokens that the model has not read yet."""
-        return len(self.tokens) - self.computed
+        """The number of tokens that the model has not read yet; in a second reading, those of the part."""
+        reading = self.standing.reading
+        return (len(self.tokens) if reading is None else reading.part_end) - self.computed
+
+    @property
+    def own_computed(self) -> int:
+        """The same as `computed`, without the tokens of a second reading."""
+        reading = self.standing.reading
+        return self.computed if reading is None else reading.end
 
     def logit_rows(self, count: int) -> int:
         """Number of rows of logits that a step over the next `count` tokens must return, for the last of them."""
+        if self.standing.reading is not None:
+            return 0
         end = self.computed + count
         if self.scored >= self.scored_end:
             return int(end == len(self.tokens))
@@ -141,7 +152,7 @@ class Request(ABC):
         """Number of pending tokens that fit into a step with room for `tokens` tokens and `rows` rows of logits."""
         stops = self.states.stops
         count = min(self.pending, tokens, stops[0] - self.computed) if stops else min(self.pending, tokens)
-        if rows and self.scored >= self.scored_end:
+        if (rows and self.scored >= self.scored_end) or self.standing.reading is not None:
             return count
         if self.logit_rows(count) <= rows:
             return count

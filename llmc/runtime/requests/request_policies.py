@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from llmc.errors import OptionError, RequestError
-from llmc.program import CachePolicy, Program, compression_problem, parse_compression
+from llmc.program import EVERYTHING, CachePolicy, Program, compression_problem, parse_compression
 
 
 class RequestPolicies:
@@ -15,6 +15,7 @@ class RequestPolicies:
 
     Attributes:
         groups: policies of all groups of caches that the engine was built for.
+        built: the one of them that requests may replace; EVERYTHING if there is none.
 
     Raises:
         OptionError: for a default that the engine was not built for.
@@ -24,6 +25,7 @@ class RequestPolicies:
         built = [policy for policy in program.policies if policy.per_request]
         self._built = built[0] if built else None
         self.groups = tuple(program.policies)
+        self.built = EVERYTHING if self._built is None else self._built
         self._block_size = program.limits.block_size
         self._default = None if default is None else self._checked(default)
 
@@ -35,6 +37,10 @@ class RequestPolicies:
             return self._checked(asked)
         except OptionError as error:
             raise RequestError(error.problem, at=error.at, fix=error.fix) from None
+
+    def in_use(self, asked: str | None) -> CachePolicy:
+        """The same, with the one of the build in the place of None."""
+        return self.of(asked) or self.built
 
     def check_drafts(self, programs: Sequence[Program]) -> None:
         """Raise OptionError for drafts whose caches are in the blocks of positions, if there is KV compression.

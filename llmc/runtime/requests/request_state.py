@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from llmc.runtime.prefix_cache.chain import Chain
 from llmc.runtime.prefix_cache.cut_marks import CutMarks
+from llmc.runtime.requests.second_reading import SecondReading
 
 
 @dataclass(eq=False, slots=True)
@@ -27,7 +28,8 @@ class Standing:
     sequence: order of arrival. is_waiting: in a queue. seat: which of max_sequences it has while it holds blocks: the
     slot of its states, where the model has some. started: when it first got one, as Request.arrived counts.
     cached_tokens: found in the prefix cache then. blocks: of the KV cache, in order of position; groups: tables of the
-    groups of caches after the first. computed: see Request.computed, which also covers requests that decode.
+    groups of caches after the first. computed: see Request.computed, which also covers requests that decode. reading:
+    while the request reads its prompt again; `computed` then also counts the tokens of the part.
     """
 
     sequence: int = 0
@@ -38,6 +40,7 @@ class Standing:
     blocks: list[int] = field(default_factory=list)
     groups: tuple[GroupTable, ...] = ()
     computed: int = 0
+    reading: SecondReading | None = None
 
     def table(self, group: int) -> list[int]:
         """The blocks of a group of caches."""

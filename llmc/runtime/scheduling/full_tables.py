@@ -64,10 +64,12 @@ class FullTables:
         for request in requests:
             if not request.standing.is_seated or not self._blocks.is_full(request):
                 continue
-            if not request.pending:
+            self._blocks.begin_reading(request)
+            if not request.pending and request.standing.reading is None:
                 self._noted.append(request)
             elif self._blocks.can_cut(request):
                 self._blocks.cut(request, cuts)
+                self._blocks.go_on_reading(request)
                 found.append(request)
             else:
                 self._give_way(request, outline)

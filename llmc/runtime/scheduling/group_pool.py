@@ -4,10 +4,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from llmc.program import CachePolicy, Cut, Limits, Program, Progress
+from llmc.program import CachePolicy, Cut, Limits, Nearest, Program, Progress
 from llmc.runtime.engine_stats import GroupStats
 from llmc.runtime.requests.request import Request
 from llmc.runtime.requests.request_state import GroupTable
+from llmc.runtime.requests.second_reading import SecondReading, longest_part, parts_of
 from llmc.runtime.scheduling.block_pool import BlockPool
 from llmc.runtime.scheduling.cut_tables import CutTables
 
@@ -111,9 +112,10 @@ class GroupPool:
 
     def until_cut(self, request: Request, computed: int, table: GroupTable | None = None) -> int:
         """Number of tokens that may follow `computed` tokens before the next cut. table: None before the first one."""
-        done = _progress(request, table)
-        end = self.policy(request).next_cut(done)
-        return self._limits.max_model_len if end is None else end - computed
+        end, reading = self.policy(request).next_cut(_progress(request, table)), request.standing.reading
+        if end is None:
+            return self._limits.max_model_len
+        return end - computed if reading is None else reading.next_update - computed
 
     def lacking(
         self,
@@ -218,7 +220,8 @@ class GroupPool:
         Rows move to blocks that no one else reads: where others may find a block, another one takes its place if there
         is room, or else it is forgotten. The pool must have the blocks that are missing.
         """
-        full = request.computed // self._size
+        computed = request.own_computed
+        full = computed // self._size
         # Requests with the same prompt may need the last table that holds its end.
         if not table.dropped or full == (request.prompt_length - 1) // self._size:
             self.keep(request, table, request.prefix.registered, full)
@@ -240,9 +243,9 @@ class GroupPool:
             leaving += table.blocks[blocks]
             del table.blocks[blocks]
         table.dropped += cut.dropped
-        table.cut_at = request.computed
+        table.cut_at = computed
         self.dropped_rows += cut.dropped
-        self.kept_rows += len(table.blocks) * self._size if cut.leaving else 0
+        self.kept_rows += computed - table.dropped if cut.leaving else 0
         rows = request.computed - table.dropped + cut.dropped
         places = table.blocks[: self._limits.blocks_for(cut.chosen)]
         held = before[: self._limits.blocks_for(rows)]
@@ -282,8 +285,21 @@ class GroupPool:
             if own is not None:
                 self._cut_tables.release(own)
 
+    def second_reading(self, request: Request, table: GroupTable) -> SecondReading | None:
+        """The reading that the next cut of a full table needs; None if it needs none."""
+        policy = self.policy(request)
+        cut, end = policy.cut(_progress(request, table)), request.computed
+        if not cut.reads:
+            return None
+        assert isinstance(policy.queries, Nearest) and policy.queries.window is not None
+        instruction = request.origin.instruction
+        longest = max(1, longest_part(cut.reads, end, self._limits, instruction))
+        parts = parts_of(request.tokens, end, longest, instruction)
+        return SecondReading(end, parts, policy.queries.window - 1)
+
     def _cut(self, request: Request, table: GroupTable) -> Cut:
-        return self.policy(request).cut(_progress(request, table))
+        cut, reading = self.policy(request).cut(_progress(request, table)), request.standing.reading
+        return cut if reading is None else reading.cut(cut, request.computed)
 
     def _written(self, cut: Cut) -> list[int]:
         """The places of the blocks that rows move to."""

@@ -65,13 +65,34 @@ class RequestBlocks:
                 group.pool.release((table.blocks.pop(),))
 
     def retire(self, request: Request) -> None:
-        """Release what no later token of the request reads."""
-        for group, table in self._tables(request):
+        """Release what no later token of the request reads. The next part of a second reading reads the rows before
+        this part, so nothing is released until then."""
+        for group, table in self._tables(request) if request.standing.reading is None else ():
             group.retire(request, table)
 
     def is_full(self, request: Request) -> bool:
         """Whether a table of the request is to be cut."""
         return any(group.is_full(request, table) for group, table in self._tables(request))
+
+    def begin_reading(self, request: Request) -> None:
+        """Let a request with a full table read again what the cut of the table needs."""
+        own = request.standing
+        for group, table in self._tables(request):
+            if own.reading is None and group.is_full(request, table):
+                own.reading = group.second_reading(request, table)
+
+    def go_on_reading(self, request: Request) -> None:
+        """Go on after scores have changed: where a part ends, its rows leave, and the next one begins."""
+        own, reading = request.standing, request.standing.reading
+        if reading is None:
+            return
+        reading.scored = own.computed
+        if own.computed == reading.part_end:
+            self.shorten(request, reading.end // self._limits.block_size)
+            own.computed = reading.scored = reading.end
+            del reading.parts[0]
+            if not reading.parts:
+                own.reading = None
 
     def can_cut(self, request: Request) -> bool:
         """Whether there is room for the rows that move where the request's full tables are cut."""
@@ -225,7 +246,7 @@ class RequestBlocks:
             group.pool.release(group.held(table))
         if own.blocks:
             self._pool.release(own.blocks)
-        own.blocks, own.groups = [], ()
+        own.blocks, own.groups, own.reading = [], (), None
 
     def _tables(self, request: Request) -> Iterable[tuple[GroupPool, GroupTable]]:
         """Yield the request's tables; none for a request that holds nothing."""
@@ -242,7 +263,7 @@ class RequestBlocks:
                 begin = max(0, request.computed - count)
                 positions = range(begin, request.computed)
                 slots = [own.slot(number, position, self._limits.block_size) for position in positions]
-        header = [done.rows, done.chosen, len(slots), request.computed, done.pinned]
+        header = [done.rows, done.chosen, len(slots), request.own_computed, done.pinned]
         return [*header, *done.blocks, *done.places, *slots]
 
     def _gone(self, table: GroupTable) -> int:

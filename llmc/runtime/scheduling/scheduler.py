@@ -416,7 +416,8 @@ class Scheduler:
 
     def _swap_out(self, victim: Request, outline: StepOutline | None) -> None:
         must_return = self._blocks.must_return(victim)
-        tier = None if outline is None else self.second_tier
+        # A second reading begins again.
+        tier = None if outline is None or victim.standing.reading is not None else self.second_tier
         is_saved = tier is not None and outline is not None and tier.swap_out(victim, outline, must_return=must_return)
         if must_return and not is_saved:
             self._lost.add(victim)

@@ -23,6 +23,9 @@ class Chunk(NamedTuple):
     @property
     def token_ids(self) -> list[int]:
         """Ids of the chunk's tokens, including drafts."""
+        reading = self.request.standing.reading
+        if reading is not None:
+            return reading.token_ids(self.start, self.tokens)
         return [*self.request.tokens[self.start : self.start + self.tokens - len(self.draft)], *self.draft.tokens]
 
 

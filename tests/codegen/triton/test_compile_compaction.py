@@ -12,6 +12,7 @@ from llmc.codegen.triton.kernels.compaction.compact_kv import compact_kv
 from llmc.codegen.triton.kernels.compaction.join_scores import join_scores
 from llmc.codegen.triton.kernels.compaction.keep_sums import keep_sums
 from llmc.codegen.triton.kernels.compaction.last_uses import last_uses
+from llmc.codegen.triton.kernels.compaction.peak_attention import peak_attention
 from llmc.codegen.triton.kernels.compaction.score_expected import score_expected
 from llmc.codegen.triton.kernels.compaction.score_keys import score_keys
 from llmc.codegen.triton.kernels.compaction.score_leverage import score_leverage
@@ -55,6 +56,7 @@ def test_rows_of_llama_3(
         *node_kernels(score_keys, (queries, queries, cache, numbers, 0.1, 5, 30.0, _LONGEST, format), target),
         *node_kernels(sum_attention, updated, target),
         *node_kernels(last_uses, updated, target),
+        *node_kernels(peak_attention, updated, target),
         *node_kernels(score_leverage, (*sketched, *turned), target),
         *node_kernels(score_expected, expected, target),
         *node_kernels(join_scores, (scores, scores, numbers, _LONGEST, 8, False), target),

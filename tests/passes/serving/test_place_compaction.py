@@ -37,6 +37,7 @@ TOKENS = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8] * 5
 STREAMING = "streaming:budget=32,sinks=3,every=8"
 H2O = "h2o:budget=32,recent=8,every=8"
 COMPACTOR = "compactor:budget=32,sinks=2,recent=2,every=8,chunk=16"
+KVZIP = "kvzip:budget=32,every=8,chunk=16"
 LRU = "lru:budget=32,recent=8,every=8"
 TRIATTENTION = "triattention:budget=32,recent=4,every=8"
 
@@ -45,7 +46,7 @@ def options(policy: str) -> BuildOptions:
     return BuildOptions(block_size=8, kv_compression=policy, max_model_len=64)
 
 
-@pytest.mark.parametrize("policy", ["snapkv:budget=32,window=8,every=8", COMPACTOR, H2O, LRU, STREAMING])
+@pytest.mark.parametrize("policy", ["snapkv:budget=32,window=8,every=8", COMPACTOR, H2O, KVZIP, LRU, STREAMING])
 def test_places_the_ops_of_every_layer(policy: str, golden: Callable[[str, str], None]) -> None:
     graph, source = llama(layers=2)
     result = run_pipeline(graph, PASSES, options(policy))

@@ -16,7 +16,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from llmc.program import H2O, CachePolicy, Compactor, Limits, Nearest, Streaming, Stride, TriAttention
+from llmc.program import H2O, CachePolicy, Compactor, KVzip, Limits, Nearest, Streaming, Stride, TriAttention
 from llmc.runtime.requests.generation_request import Priority
 from llmc.runtime.requests.request import Request
 from llmc.runtime.speculation.drafter import Drafter
@@ -41,6 +41,8 @@ POLICIES = (
     (H2O(budget=32, every=4, recent=4, block=4), Nearest(5)),
     (Compactor(budget=12, every=4, sinks=4, block=4, recent=1, chunk=8), Nearest(9)),
     (TriAttention(budget=4, every=4, block=4),),
+    (KVzip(budget=4, every=3, sinks=1, block=4, chunk=5), Nearest(4)),
+    (KVzip(budget=8, every=4, sinks=0, block=4, chunk=3, prefix=14), Nearest(5), Nearest(7)),
     (SinksAndRecent(6, 1), EveryOtherBlock(4, 3, 1), Nearest(9)),
 )
 
@@ -74,8 +76,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         policies: tuple[CachePolicy, ...],
         tier_blocks: int | None,
     ) -> None:
-        """States exclude drafts, and a second tier."""
+        """States exclude drafts, a second tier, and second readings."""
         self.now = 0.0
+        reads_again = any(isinstance(policy, KVzip) for policy in policies)
+        budget = max(budget, 13) if reads_again else budget  # A part of a second reading is not longer.
         limits = Limits(budget, sequences, rows, max_model_len=32, block_size=4)
 
         def new_drafter() -> Drafter:
@@ -89,7 +93,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             blocks,
             clock=lambda: self.now,
             speculation=speculation,
-            snapshots=snapshots if drafts is None and tier_blocks is None else None,
+            snapshots=snapshots if drafts is None and tier_blocks is None and not reads_again else None,
             spacing=spacing,
             policies=policies,
             tier_blocks=tier_blocks,

@@ -41,15 +41,10 @@ struct KeyAttention {
   int64_t first() const { return std::max<int64_t>(0, chunk); }  // row that any query sees
 
   // The attention that all queries and heads together pay to each of the rows from the first one to before `last`.
-  void sum(int64_t last, float* sums) const {
-    std::fill(sums + first(), sums + last, 0.0f);
-    Part part;
-    for (int64_t begin = 0; begin < pairs(); begin += part.count) {
-      part.begin = begin;
-      part.count = std::min({pairs() - begin, kPairs, kChannels / (2 * a.half)});
-      add(part, last, sums);
-    }
-  }
+  void sum(int64_t last, float* sums) const { join<false>(last, sums); }
+
+  // The largest attention that one of them pays to each of these rows.
+  void peak(int64_t last, float* peaks) const { join<true>(last, peaks); }
 
  private:
   static constexpr int64_t kPairs = 256;
@@ -64,7 +59,20 @@ struct KeyAttention {
     Vec largest[kPairs], weight[kPairs];  // of each lane, then of all
   };
 
-  void add(Part& part, int64_t last, float* sums) const {
+  // found: the sums of each row's attention, or with kPeaks its maxima.
+  template <bool kPeaks>
+  void join(int64_t last, float* found) const {
+    std::fill(found + first(), found + last, 0.0f);
+    Part part;
+    for (int64_t begin = 0; begin < pairs(); begin += part.count) {
+      part.begin = begin;
+      part.count = std::min({pairs() - begin, kPairs, kChannels / (2 * a.half)});
+      add<kPeaks>(part, last, found);
+    }
+  }
+
+  template <bool kPeaks>
+  void add(Part& part, int64_t last, float* found) const {
     float tile[LLMC_CODED_HEAD * kLanes];
     for (int64_t pair = 0; pair < part.count; pair++) {
       read_query(part.begin + pair, part.queries + pair * 2 * a.half);
@@ -87,12 +95,14 @@ struct KeyAttention {
     }
     for (int64_t row = first(); row < last; row += kLanes) {
       read_tile(row, tile);
-      Vec sum = broadcast(0.0f);
+      Vec joined = broadcast(0.0f);
       for_logits(part, row, tile, [&](int64_t pair, Vec logit) {
-        sum += llmc::exp(logit - part.largest[pair]) * part.weight[pair];
+        const Vec share = llmc::exp(logit - part.largest[pair]) * part.weight[pair];
+        joined = kPeaks ? maximum(joined, share) : joined + share;
       });
       const int64_t lanes = std::min<int64_t>(kLanes, last - row);
-      store(sums + row, load(sums + row, lanes) + sum, lanes);
+      const Vec before = load(found + row, lanes);
+      store(found + row, kPeaks ? maximum(before, joined) : before + joined, lanes);
     }
   }
 

@@ -13,6 +13,7 @@ from llmc.ops.cache_codes import read_codes
 from llmc.ops.compact_kv import compact_kv
 from llmc.ops.kv_write import kv_write
 from llmc.ops.last_uses import last_uses
+from llmc.ops.peak_attention import peak_attention
 from llmc.ops.score_keys import score_keys
 from llmc.ops.sum_attention import keep_sums, sum_attention
 from llmc.ops.turn_rows import turn_rows
@@ -26,6 +27,14 @@ from tests.codegen.cpp.runnable_targets import CODED
 targets = pytest.mark.parametrize("target", CODED)
 FORMATS = [None, "int8", "int8:g8", "fp8", "int4:head", "int4:g8"]
 BLOCK, LONGEST, KV_HEADS, KEYS, VALUES = 8, 64, 3, 16, 32
+# An op, the numbers of rows and of queries, and of tokens. A second reading has more rows than the request has tokens,
+# and none when it begins.
+UPDATES = [
+    (sum_attention, (43, 5), 90),
+    (last_uses, (48, BLOCK), 90),
+    (peak_attention, (43, 5), 32),
+    (peak_attention, (24, 0), 24),
+]
 
 
 def cached(
@@ -169,14 +178,20 @@ def test_turned_rows_are_the_reference_s(target: CpuTarget, format: str | None, 
 @targets
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["f32", "bf16"])
-@pytest.mark.parametrize("update", [sum_attention, last_uses], ids=["sum_attention", "last_uses"])
+@pytest.mark.parametrize(("update", "sizes", "tokens"), UPDATES, ids=lambda each: getattr(each, "__name__", None))
 def test_updates_are_the_reference_s(
-    target: CpuTarget, update: Callable[..., Tensor], dtype: torch.dtype, format: str | None
+    target: CpuTarget,
+    update: Callable[..., Tensor],
+    sizes: tuple[int, int],
+    tokens: int,
+    dtype: torch.dtype,
+    format: str | None,
 ) -> None:
-    rows, queries_count = (43, 5) if update is sum_attention else (48, BLOCK)
-    k, _, compaction, scores = cached(format, rows=rows, kept=24, queries=queries_count, dtype=dtype)
+    rows, queries_count = sizes
+    k, _, compaction, scores = cached(format, rows=rows, kept=24, queries=queries_count, dtype=dtype, tokens=tokens)
     queries = torch.randn(2, 4, 6, BLOCK, KEYS // 2).to(dtype)
-    sums = torch.rand(k.shape[0], KV_HEADS, 1, 1).mul(5).expand(-1, -1, BLOCK, -1).contiguous()
+    largest = 0.1 if update is peak_attention else 5
+    sums = torch.rand(k.shape[0], KV_HEADS, 1, 1).mul(largest).expand(-1, -1, BLOCK, -1).contiguous()
     expected = update(queries[0], queries[1], k, sums, compaction, 0.3, 20.0, LONGEST, format)
     parsed, found = None if format is None else parse_cache_format(format), torch.empty(1, KV_HEADS * LONGEST)
     values = {

@@ -14,6 +14,7 @@ from llmc.codegen.triton.kernels.compaction.compact_kv import compact_kv
 from llmc.codegen.triton.kernels.compaction.join_scores import join_scores
 from llmc.codegen.triton.kernels.compaction.keep_sums import keep_sums
 from llmc.codegen.triton.kernels.compaction.last_uses import last_uses
+from llmc.codegen.triton.kernels.compaction.peak_attention import peak_attention
 from llmc.codegen.triton.kernels.compaction.score_expected import score_expected
 from llmc.codegen.triton.kernels.compaction.score_keys import score_keys
 from llmc.codegen.triton.kernels.compaction.score_leverage import score_leverage
@@ -69,6 +70,23 @@ def test_updates(device: str, template: KernelTemplate, dtype: torch.dtype, form
     k, _, compaction, _ = cached(format, rows=rows, kept=24, queries=queries, dtype=dtype)
     arguments = (*queries_of(dtype), k, uses(k.shape[0]), compaction, 0.3, 20.0, LONGEST, format)
     check(template, *arguments, device=device, tolerance=SCORES[dtype])
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@dtypes
+def test_peaks_of_a_second_reading(device: str, dtype: torch.dtype, format: str | None) -> None:
+    k, _, compaction, _ = cached(format, rows=43, kept=24, dtype=dtype, tokens=32)
+    arguments = (*queries_of(dtype), k, uses(k.shape[0]) / 50, compaction, 0.3, 20.0, LONGEST, format)
+    check(peak_attention, *arguments, device=device, tolerance=SCORES[dtype])
+
+
+@pytest.mark.parametrize(("rows", "queries", "tokens"), [(61, 13, 48), (24, 0, 24)])
+def test_other_peaks(device: str, rows: int, queries: int, tokens: int) -> None:
+    """Whole blocks, and the beginning of a reading, where the numbers in the cache count for nothing."""
+    k, _, compaction, _ = cached(None, rows=rows, kept=24, queries=queries, tokens=tokens)
+    q = queries_of(torch.float32, blocks=9)
+    arguments = (*q, k, uses(k.shape[0]) / 50, compaction, 0.3, None, LONGEST, None)
+    check(peak_attention, *arguments, device=device, tolerance=SCORES[torch.float32])
 
 
 def leverage_arguments(

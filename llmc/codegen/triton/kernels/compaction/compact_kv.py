@@ -46,6 +46,7 @@ def compact_kv_kernel(
         row = tl.load(chosen_ptr + kv_head * LONGEST + to, mask=present, other=0)
         source = block_of(compaction_ptr, row, present, BLOCK_SIZE)
         place = place_of(compaction_ptr, to, present, BLOCK_SIZE)
+        present = present & ((row != to) | (source != place))
         if tl.program_id(1) == 0:
             move_rows(k_cache_ptr, source, row, place, to, present, kv_head, KV_HEADS, BLOCK_SIZE, KEY_ROW, KEY_SCALES)
         else:

@@ -30,6 +30,8 @@ from llmc.targets import GpuTarget
 
 _PARTS = 16
 MAX_DIM = 256
+# As NEVER of llmc/ops/peak_attention.py.
+_NEVER = tl.constexpr(-1.0)
 
 
 @triton.jit
@@ -112,11 +114,13 @@ def key_masses_kernel(
     PARTS: tl.constexpr,
     SINKS: tl.constexpr,
     LONGEST: tl.constexpr,
+    PEAKS: tl.constexpr,
 ) -> None:
     """Program (i, h): the i-th tile of keys of head h, 0 for rows that are not there. Grid: (tiles, KV_HEADS).
 
     masses: [KV_HEADS, LONGEST]. With sums_ptr the mean over query heads is added to the sums of the rows before the
-    queries'; the rows of the queries have none yet.
+    queries'; the rows of the queries have none yet. With PEAKS it is instead the largest attention of a pair, or the
+    number in sums: as of llmc::peak_attention.
     """
     kv_head = tl.program_id(1)
     row = tl.program_id(0) * KEY_TILE + tl.arange(0, KEY_TILE)
@@ -144,8 +148,17 @@ def key_masses_kernel(
         largest = tl.max(maxima, 1)
         total = sum_of_products(totals, tl.exp2(maxima - largest[:, None]), 1)
         share = tl.div_rn(1.0 + tl.zeros_like(total), total)
-        mass += sum_of_products(tl.exp2(logits - largest[:, None]), share[:, None], 0)
-    if sums_ptr is not None:
+        if PEAKS:
+            mass = tl.maximum(mass, tl.max(tl.exp2(logits - largest[:, None]) * share[:, None], 0))
+        else:
+            mass += sum_of_products(tl.exp2(logits - largest[:, None]), share[:, None], 0)
+    if PEAKS:
+        own = tl.load(compaction_ptr + 3)
+        had = (row < own) & (queries > 0)
+        block_and_head = block_of(compaction_ptr, row, had, BLOCK_SIZE) * KV_HEADS + kv_head
+        before = tl.load(sums_ptr + block_and_head * BLOCK_SIZE + row % BLOCK_SIZE, mask=had, other=0.0)
+        mass = tl.where((row < own) | (row >= rows), tl.maximum(mass, before), _NEVER)
+    elif sums_ptr is not None:
         mass = tl.div_rn(mass, GROUP + tl.zeros_like(mass))
         had = row < rows - queries
         block_and_head = block_of(compaction_ptr, row, had, BLOCK_SIZE) * KV_HEADS + kv_head
@@ -171,12 +184,19 @@ def refuse_scoring(node: fx.Node, target: GpuTarget) -> Refusal | None:
 
 
 def mass_launches(
-    call: Call, masses: Operand, *, sums: str | None = None, sinks: int | None = None, most_queries: int = MOST_QUERIES
+    call: Call,
+    masses: Operand,
+    *,
+    sums: str | None = None,
+    sinks: int | None = None,
+    most_queries: int = MOST_QUERIES,
+    peaks: bool = False,
 ) -> tuple[DeviceLaunch, DeviceLaunch]:
     """The two launches.
 
     masses: where they leave [KV_HEADS, longest]. sums: the op's argument that they are added to. sinks: queries see
-    the rows of all queries except these first rows; None for queries that see what is behind them.
+    the rows of all queries except these first rows; None for queries that see what is behind them. peaks: they leave
+    the largest attention, and not the sum.
     """
     (heads, block_size, half), kv_heads = call.shape("q_first")[-3:], call.shape("k_cache")[-3]
     group, longest = heads // kv_heads, int(call.plain("longest"))
@@ -215,7 +235,7 @@ def mass_launches(
         bounds,
         function=key_masses_kernel,
         arguments=read | written,
-        constants={**constants, "LONGEST": longest},
+        constants={**constants, "LONGEST": longest, "PEAKS": peaks},
         grid=(str(triton.cdiv(longest, key_tile)), str(kv_heads)),
     )
 
