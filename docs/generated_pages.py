@@ -89,6 +89,6 @@ def command_reference() -> str:
 
 def _say_whole(command: Any) -> None:
     """Use every verb's first sentence as its line in the list, which typer otherwise cuts after 45 letters."""
-    for each in getattr(command, "commands", {}).values():
-        each.short_help = (each.help or "").partition(". ")[0].partition("\n\n")[0].rstrip(".") + "."
-        _say_whole(each)
+    for subcommand in getattr(command, "commands", {}).values():
+        subcommand.short_help = (subcommand.help or "").partition(". ")[0].partition("\n\n")[0].rstrip(".") + "."
+        _say_whole(subcommand)

@@ -80,7 +80,14 @@ class EngineFormatError(LlmcError):
 
 
 class RankError(LlmcError):
-    """A process of an engine of several ranks that did not start, or was lost. rank: its number, if known."""
+    """A process of an engine of several ranks that did not start, or was lost.
+
+    Args:
+        problem: As in LlmcError.
+        at: As in LlmcError.
+        fix: As in LlmcError.
+        rank: The rank's number; None if it is not known.
+    """
 
     def __init__(
         self, problem: str, *, at: str | PathLike[str] | None = None, fix: str | None = None, rank: int | None = None
@@ -116,11 +123,14 @@ class ModelFailureError(RequestError):
 
 
 def words_of(error: BaseException, most: int = 200) -> str:
-    """Return the message of an exception, on one line; empty if formatting it fails.
+    """Return the message of an exception, on one line.
 
     Args:
         error: The exception.
         most: Maximum number of characters.
+
+    Returns:
+        The message; empty if formatting it fails.
     """
     try:
         text = error.problem if isinstance(error, LlmcError) else str(error)
@@ -138,16 +148,22 @@ def bad_value(name: str, value: object, fix: str) -> OptionError:
         name: The argument's name.
         value: Its value.
         fix: The advice for the user.
+
+    Returns:
+        The error, to be raised.
     """
     return OptionError(f"{name} cannot be {value!r}", at=f"{name}={value!r}", fix=fix)
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return the start of a fix for an unknown name: the most similar known name, or nothing if none is similar.
+    """Return the start of a fix for an unknown name.
 
     Args:
         name: The unknown name.
         known: The known names.
+
+    Returns:
+        A question with the most similar known name; empty if none is similar.
     """
     import difflib  # Here, because few processes come to need it.
 

@@ -16,8 +16,11 @@ BISECT_PREFIX = "LLMC_BISECT_"
 
 
 class CaptureCache(Enum):
-    """Which processes keep captured graphs and find them again: none, those that have not imported transformers, whose
-    classes may have been patched since, or all. Values are those of LLMC_CAPTURE_CACHE."""
+    """The processes that keep captured graphs and find them again. Values are those of LLMC_CAPTURE_CACHE.
+
+    OFF: none. CLEAN: those that have not imported transformers, whose classes may be patched after an import. ALWAYS:
+    all.
+    """
 
     OFF = "0"
     CLEAN = "1"
@@ -28,15 +31,20 @@ class CaptureCache(Enum):
 class Settings:
     """Settings from the environment.
 
-    cache_dir (LLMC_CACHE_DIR): engines of model directories, compiled kernels and captured graphs. cache_bytes
-    (LLMC_CACHE_SIZE, such as 20GB): how much of them is kept; None is the default of llmc/cache/contents.py. debug
-    (LLMC_DEBUG=1): tracebacks for errors. threads (LLMC_THREADS): of the CPU engine; None is one per available
-    processor. dump (LLMC_DUMP): where the graph after every pass is written as text; None for nowhere. api_key
-    (LLMC_API_KEY): of `llmc serve` and of the clients that llmc has for it. capture_cache (LLMC_CAPTURE_CACHE).
-    rank_start_seconds (LLMC_RANK_START_SECONDS): until every rank of an engine has started. rank_stall_seconds
-    (LLMC_RANK_STALL_SECONDS): that one may keep the others waiting within a step. ptx_instructions
-    (LLMC_PTX_INSTRUCTIONS): of a block, after which executor="ptx" calls a kernel endless. run_ahead (LLMC_RUN_AHEAD=1
-    switches it on): whether a GPU's next step is queued before the tokens of the last one are read.
+    Attributes:
+        cache_dir: Directory of engines built from models, compiled kernels and captured graphs (LLMC_CACHE_DIR).
+        debug: Whether errors have tracebacks (LLMC_DEBUG=1).
+        threads: Threads of a CPU engine; None is one per available processor (LLMC_THREADS).
+        dump: Directory to which the graph after every pass is written as text; None for none (LLMC_DUMP).
+        api_key: Key of `llmc serve`, and of llmc's clients of a server (LLMC_API_KEY).
+        capture_cache: The processes that keep captured graphs (LLMC_CAPTURE_CACHE).
+        cache_bytes: Limit of the cache's size (LLMC_CACHE_SIZE, such as 20GB); None is the default of
+            llmc/cache/contents.py.
+        rank_start_seconds: Time limit for all ranks of an engine to start (LLMC_RANK_START_SECONDS).
+        rank_stall_seconds: Longest time that a rank may keep the others waiting in a step (LLMC_RANK_STALL_SECONDS).
+        ptx_instructions: Instructions of a block after which executor="ptx" reports an endless kernel
+            (LLMC_PTX_INSTRUCTIONS).
+        run_ahead: Whether a GPU's next step is queued before the last step's tokens are read (LLMC_RUN_AHEAD=1).
     """
 
     cache_dir: Path
@@ -59,7 +67,7 @@ def settings() -> Settings:
 
 
 def read_settings(environ: Mapping[str, str]) -> Settings:
-    """Parse the LLMC_* variables; an unknown one or a bad value is an OptionError. Empty is as good as unset."""
+    """Parse the LLMC_* variables; an unknown one or a bad value is an OptionError. Empty counts as unset."""
     known = {
         "LLMC_API_KEY",
         "LLMC_CACHE_DIR",

@@ -77,7 +77,11 @@ def read_adapter(directory: str | PathLike[str]) -> Adapter:
             if full["kind"] != _UNTRAINED:
                 whole.setdefault(full["module"], []).append(name)
         else:
-            raise AdapterError(f"tensor {name!r:.120} is not part of a LoRA adapter", at=file.path)
+            raise AdapterError(
+                f"tensor {name!r:.120} is not part of a LoRA adapter",
+                at=file.path,
+                fix="save LoRA's matrices A and B, and modules_to_save, with PEFT's save_pretrained",
+            )
     modules: dict[str, LoraModule] = {}
     for module, names in parts.items():
         modules[_new(tail(module), modules, file)] = _module(module, names, shapes, config, file)

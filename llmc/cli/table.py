@@ -127,7 +127,7 @@ def facts(title: str, *, right: bool = False) -> FittingTable:
 
 
 def standard_output() -> Console:
-    """Standard output. A file or a pipe is as wide as its widest table, unless COLUMNS says otherwise."""
+    """Return a console on standard output. A file or a pipe is as wide as its widest table, unless COLUMNS is set."""
     bounded = sys.stdout.isatty() or "COLUMNS" in os.environ
     return Console(width=None if bounded else _UNBOUNDED, highlight=False, emoji=False)
 

@@ -184,8 +184,8 @@ def _further_stages(files: EngineFiles, manifest: Manifest, first: Program) -> l
         program = _program(files, manifest, f"{folder}{PROGRAM_NAME}")
         if (program.layout, program.stage) != (first.layout, number) or program.hidden_width != before.hands_over:
             raise EngineFormatError(
-                f"stage {before.stage} of {first.layout} hands over {before.hands_over} numbers a token; this is stage "
-                f"{program.stage} of {program.layout}, which takes {program.hidden_width}",
+                f"stage {before.stage} of {first.layout} hands over {before.hands_over} numbers per token; this is "
+                f"stage {program.stage} of {program.layout}, which takes {program.hidden_width}",
                 at=files.path / folder / PROGRAM_NAME,
                 fix=REBUILD,
             )

@@ -83,7 +83,8 @@ def check_slot(slot: WeightSlot, stored: StoredTensor) -> None:
     if expected != actual or stored.begin % ALIGNMENT:
         raise EngineFormatError(
             f"weight {slot.name!r} is {actual[0]} {list(actual[1])} in {actual[2]} bytes at {stored.begin}, "
-            f"the program expects {expected[0]} {list(expected[1])} in {expected[2]} bytes",
+            f"the program expects {expected[0]} {list(expected[1])} in {expected[2]} bytes at a multiple of "
+            f"{ALIGNMENT}",
             at=stored.path,
             fix=REBUILD,
         )

@@ -19,7 +19,7 @@ def call_arguments(node: fx.Node) -> dict[str, Any]:
 
 
 def put_in_order(node: fx.Node) -> None:
-    """Give the keywords of a call to an llmc:: op by position, defaults between them filled in.
+    """Turn the keyword arguments of a call to an llmc:: op into positional ones, and fill in the defaults before them.
 
     Code that reads a node by position (golden texts, lowering) then sees one spelling. Other ops keep theirs: many of
     aten's arguments may only be given by keyword.

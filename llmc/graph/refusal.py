@@ -27,7 +27,15 @@ class Refusal:
 
 
 class Refused(Exception):
-    """A Refusal as an exception, which ends a precondition at once. Args: as of Refusal."""
+    """A Refusal as an exception, which ends a precondition at once.
+
+    Args:
+        reason: As in Refusal.
+        node: As in Refusal.
+        expected: As in Refusal.
+        found: As in Refusal.
+        users: As in Refusal.
+    """
 
     def __init__(
         self,

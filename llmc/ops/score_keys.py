@@ -15,7 +15,8 @@ def window_scores(q: Tensor, k: Tensor, scale: float, pool: int, softcap: float 
     """Scores [kv_heads, keys - queries], fp32: the mean attention of the queries, averaged over `pool` neighbours.
 
     q: [queries, heads, head_dim], of the last positions; k: [keys, kv_heads, head_dim]. Each query sees the keys up to
-    its own. Neighbours beyond the ends, or under the queries, count as 0. Query heads of one KV head are averaged.
+    its own. Neighbours before the first key, or among the queries' own, count as 0. Query heads of one KV head are
+    averaged.
     """
     attention = causal_attention(q, k, scale, softcap)[..., : k.shape[0] - q.shape[0]]
     mean = attention.mean(1).view(k.shape[1], q.shape[1] // k.shape[1], -1).mean(1)

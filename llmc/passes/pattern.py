@@ -25,6 +25,9 @@ def either(*alternatives: Any) -> Any:
     Args:
         *alternatives: The forms, tried in order. At least one must be an op's result. Wildcards of forms that do not
             hold stay unbound.
+
+    Returns:
+        The value in whichever form holds, for further ops of the pattern.
     """
     tracer = next(a.tracer for a in alternatives if isinstance(a, fx.Proxy))
     return tracer.create_proxy("call_function", either, alternatives, {})

@@ -94,6 +94,9 @@ def extended(*added: Pass) -> tuple[Pass, ...]:
     Args:
         *added: The further passes, each put after the pass that its `after` names, or at the end.
 
+    Returns:
+        All passes, in order.
+
     Raises:
         OptionError: For a name that another pass has, or an `after` that names no pass.
     """

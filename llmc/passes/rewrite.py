@@ -80,7 +80,8 @@ class GraphPass:
         name: The name of the pass.
         run: Rewrites the graph. It calls log.step before each single rewrite, which must leave a graph that runs.
         numerics: The effect on numbers.
-        stage: As in Rewrite, and so is after.
+        stage: As in Rewrite.
+        after: As in Rewrite.
         budget: For a lossy pass, the largest |Δlogit| over the logits' spread that `check_passes` accepts; None for the
             usual one.
         examples: Small graphs in which it rewrites something, for `llmc prove`.

@@ -21,7 +21,10 @@ class PipelineCut(BaseException):
 class RewriteLog:
     """Numbers every rewrite of a pipeline, from 1 on, and cuts the pipeline before number stop_after + 1.
 
-    announce: called with the pass's name and each rewrite's record before anything is changed for it.
+    Args:
+        graph: The graph that is rewritten, which records the nodes that each rewrite makes.
+        stop_after: Number of the last rewrite; None for all.
+        announce: Called with the pass's name and each rewrite's record before anything is changed for it.
     """
 
     def __init__(
@@ -67,6 +70,9 @@ class RewriteLog:
         Args:
             description: The rewrite, as reports show it.
             *nodes: The nodes that it is about. New nodes inherit the source line of the first one that has it.
+
+        Raises:
+            PipelineCut: If the pipeline ends before this rewrite.
         """
         if self._may_cut and self._stop_after is not None and self._count >= self._stop_after:
             raise PipelineCut
@@ -90,7 +96,7 @@ class RewriteLog:
 
     @contextmanager
     def refusing(self) -> Iterator[None]:
-        """Record what ends the block as Refused; the next candidate follows."""
+        """Return a context manager that records a Refused raised in its block, and continues after the block."""
         try:
             yield
         except Refused as refused:
@@ -101,16 +107,16 @@ class RewriteLog:
         self._refusals = {}
 
     def rewrites(self) -> tuple[RewriteRecord, ...]:
-        """The rewrites of the pass under way."""
+        """Return the rewrites of the current pass."""
         created = self._graph.made
         return tuple(replace(r, made=tuple(created.get(self._title(r.number), ()))) for r in self._rewrites)
 
     def history(self) -> tuple[RefusalRecord, ...]:
-        """The near-misses of all passes before this one, for contracts that explain what was left over."""
+        """Return the near-misses of all passes before this one, for contracts that explain what was not rewritten."""
         return tuple(self._history)
 
     def refusals(self) -> tuple[RefusalRecord, ...]:
-        """The near-misses of the pass under way, in the order in which they were found."""
+        """Return the near-misses of the current pass, in the order in which they were found."""
         return tuple(self._refusals.values())
 
     def _title(self, number: int) -> str:

@@ -18,8 +18,15 @@ class RowRun:
 
 @dataclass(frozen=True)
 class AdaptedModule:
-    """One module in a product. name: the tail that adapters call it by. end: of its columns in the product's sums,
-    which begin where the module's before it end. rows: of the module, in the order of those columns."""
+    """A module whose weight is part of a product's weight, such as q_proj in a merged QKV product.
+
+    Attributes:
+        name: The end of the module's name, by which adapters refer to it.
+        inputs: Its input channels.
+        outputs: Its output channels.
+        end: The column after its last one in the product's sums. Its first is the previous module's `end`, or 0.
+        rows: The runs of its rows, in the order of these columns.
+    """
 
     name: str
     inputs: int
@@ -30,7 +37,7 @@ class AdaptedModule:
 
 @dataclass(frozen=True)
 class AdaptedProduct:
-    """One product: x of `inputs` channels, sums of `columns`. dtype: of the pools, as safetensors names it."""
+    """A product of x with `inputs` channels that computes `columns` sums. dtype: the pools' dtype in safetensors."""
 
     name: str
     inputs: int
@@ -67,7 +74,7 @@ class AdapterPools:
         }
 
     def nbytes(self) -> dict[str, int]:
-        """The same of their sizes."""
+        """The size of each pool in bytes, by name."""
         shapes = {name: shape for index in range(len(self.products)) for name, shape in self.shapes(index).items()}
         return {name: math.prod(shapes[name]) * _BYTES[dtype] for name, dtype in self.dtypes().items()}
 

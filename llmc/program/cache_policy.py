@@ -245,9 +245,9 @@ class CachePolicy:
         blocks of group 0 beyond its first sequence, up to the need of max_sequences. Each sequence counts the rows that
         a token sees and those of drafts; the tokens of a whole step are added once.
         """
-        whole, each = limits.blocks_for(limits.max_model_len), self.sequence_blocks(limits, 1 + TREE_REACH)
-        of_longest = -(-blocks * each // whole)
-        of_all = max(of_longest, min((blocks - whole) // _SHORTER, limits.max_sequences * each))
+        whole, kept = limits.blocks_for(limits.max_model_len), self.sequence_blocks(limits, 1 + TREE_REACH)
+        of_longest = -(-blocks * kept // whole)
+        of_all = max(of_longest, min((blocks - whole) // _SHORTER, limits.max_sequences * kept))
         return min(blocks, of_all + limits.blocks_for(limits.max_batch_tokens + TREE_REACH))
 
     def __str__(self) -> str:
@@ -263,7 +263,7 @@ class CachePolicy:
         kinds = {kind.NAME: kind for kind in _kinds(CachePolicy) if kind.NAME}
         if name not in kinds:
             known = ", ".join(sorted(kinds))
-            raise ValueError(f"{text!r:.200} names no cache policy that is imported: there are {known}")
+            raise ValueError(f"{text!r:.200} is not a cache policy that is imported. Known policies: {known}")
         options = dict[str, Any]()
         for option in given.split(",") if given else ():
             key, _, value = option.partition("=")
@@ -315,8 +315,8 @@ def group_blocks(policies: Sequence[CachePolicy], limits: Limits, blocks: int, *
 
 def _kinds(kind: type[CachePolicy]) -> Iterator[type[CachePolicy]]:
     yield kind
-    for each in kind.__subclasses__():
-        yield from _kinds(each)
+    for subclass in kind.__subclasses__():
+        yield from _kinds(subclass)
 
 
 def _option(kind: type[CachePolicy], key: str, value: str) -> int | StrEnum:

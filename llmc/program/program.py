@@ -255,7 +255,7 @@ class Launch:
     seconds: float | None = None
 
     def number(self, name: str) -> int:
-        """An argument that is a whole number. Raises EngineFormatError for another."""
+        """Return the value of an argument. Raises EngineFormatError if it is not a whole number."""
         value = self.arguments.get(name)
         if not isinstance(value, int):
             raise EngineFormatError(

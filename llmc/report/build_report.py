@@ -34,8 +34,10 @@ class BuildReport:
         passes: The record of each pass.
         kernels: Number of launches of each kernel in a step of one token.
         binaries: GPU binaries by kernel and instruction set.
-        engine_bytes: Size of the directory; weight_bytes is the part of the weights.
-        arena_bytes: Size of the intermediates; unplanned_bytes is their size if they did not share one arena.
+        engine_bytes: Size of the directory.
+        weight_bytes: Size of the weights in it.
+        arena_bytes: Size of the arena that intermediates share.
+        unplanned_bytes: Size of the intermediates if each had its own memory.
         fitting_sequences: Number of sequences of max_model_len tokens that fit into a GPU's memory with the engine;
             None for a CPU.
         decode_bytes: Bytes that a step with a single token at a context of 1 moves.

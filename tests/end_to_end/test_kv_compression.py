@@ -119,7 +119,7 @@ def bits(engine: Engine, prompt: list[int], text: str | None = None) -> tuple[tu
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("strides:step=2,recent=8", "names no cache policy that is imported: there are "),
+        ("strides:step=2,recent=8", "is not a cache policy that is imported. Known policies: "),
         ("stride:step=2", "lacks an option"),
         ("stride:step=1,recent=8", "step=1 drops nothing"),
         ("stride:step=2,recent=0", "recent=0 and rows=128 must be 1 or more"),

@@ -112,8 +112,8 @@ def test_bf16(name: str, tmp_path: Path) -> None:
     # The same weights, rounded once, in fp32 arithmetic.
     exact = torch_logits(model.float())
     measure = deviation_in_the_middle if experts_of(model) else deviation
-    error, torchs = measure(ours, exact), measure(theirs, exact)
-    assert error <= BF16 * torchs, f"{error:.4f} of the spread off fp32, torch in bf16 {torchs:.4f}"
+    error, torch_error = measure(ours, exact), measure(theirs, exact)
+    assert error <= BF16 * torch_error, f"{error:.4f} of the spread off fp32, torch in bf16 {torch_error:.4f}"
 
 
 @pytest.mark.slow
@@ -126,8 +126,10 @@ def test_int8_weights(name: str, tmp_path: Path) -> None:
     reference = engine_logits(model, tmp_path / "reference.llmc", target="reference", **options)
     assert deviation(compiled, reference) <= SAME_CODES
     round_rows(model)
-    error, torchs = (deviation_in_the_middle(logits, expected) for logits in (compiled, torch_logits(model)))
-    assert 0 < error <= INT8 * torchs, f"{error:.4f} of the spread off fp32, torch with rounded rows {torchs:.4f}"
+    error, torch_error = (deviation_in_the_middle(logits, expected) for logits in (compiled, torch_logits(model)))
+    assert 0 < error <= INT8 * torch_error, (
+        f"{error:.4f} of the spread off fp32, torch with rounded rows {torch_error:.4f}"
+    )
 
 
 def engine_rows(model: Any, target: str = "cpu", **options: Any) -> Logits:
@@ -141,8 +143,8 @@ def test_rows_in_bf16(name: str) -> None:
     model = tiny_model(name).to(torch.bfloat16)
     ours, theirs = engine_rows(model, dtype="bfloat16"), rows_of(model, texts(TEXTS))
     exact = rows_of(model.float(), texts(TEXTS))
-    error, torchs = deviation(ours, exact), deviation(theirs, exact)
-    assert error <= BF16 * torchs, f"{error:.4f} of the spread off fp32, torch in bf16 {torchs:.4f}"
+    error, torch_error = deviation(ours, exact), deviation(theirs, exact)
+    assert error <= BF16 * torch_error, f"{error:.4f} of the spread off fp32, torch in bf16 {torch_error:.4f}"
 
 
 @pytest.mark.slow
@@ -157,5 +159,5 @@ def test_rows_with_int8_weights(name: str) -> None:
     size = float(np.sqrt(np.square(expected).mean()))
     assert np.abs(compiled - reference).max() <= SAME_CODES * size
     round_rows(model)
-    error, torchs = (float(np.abs(rows - expected).mean()) for rows in (compiled, rows_of(model, texts(TEXTS))))
-    assert 0 < error <= INT8 * torchs, f"{error:.4f} off fp32, torch with rounded rows {torchs:.4f}"
+    error, torch_error = (float(np.abs(rows - expected).mean()) for rows in (compiled, rows_of(model, texts(TEXTS))))
+    assert 0 < error <= INT8 * torch_error, f"{error:.4f} off fp32, torch with rounded rows {torch_error:.4f}"

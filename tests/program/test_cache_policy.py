@@ -36,7 +36,7 @@ def test_programs_hold_them_as_text() -> None:
     [
         (
             "lost:sinks=4",
-            "'lost:sinks=4' names no cache policy that is imported: there are compactor, every_other_block, ",
+            "'lost:sinks=4' is not a cache policy that is imported. Known policies: compactor, every_other_block, ",
         ),
         ("nearest:width=3", "'width=3' is not OPTION=NUMBER with an option of nearest (window, chunk)"),
         ("nearest:window=-3", "'window=-3' is not OPTION=NUMBER"),

@@ -139,8 +139,11 @@ def _packed_fields(fields: Tensor, bits: int) -> Tensor:
 
 
 def panel_codes(rows: Tensor, shape: CodeShape, codes: Tensor) -> Tensor:
-    """The words [panels, runs, words, PANEL], int32, of the codes [out, in] of these rows. Codes of zero stand for no
-    row, and fill up the last word."""
+    """Pack codes [out, in] into int32 words [panels, runs, words, PANEL].
+
+    rows: row numbers [panels, PANEL]; a negative one stands for no row, and its codes are zero. Zeros also fill up the
+    last word.
+    """
     shift = CODE_FORMATS[shape.format].unsigned_shift
     unsigned = codes[rows.clamp_min(0).flatten()].view(torch.uint8) + shift  # wraps around as it should
     of_rows = unsigned.view(*rows.shape, shape.runs, shape.run)

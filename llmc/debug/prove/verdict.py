@@ -108,7 +108,7 @@ def _of_cases(rewrite: Rewrite, cases: Cases) -> Iterator[Comparison]:
 
 
 def _rewritten(rewrite: Rewrite, case: Case, comparer: Comparer) -> Comparison:
-    """PassError if what the replacement makes cannot take the pattern's place."""
+    """Compare a match before and after its rewrite. Raises PassError if the replacement cannot be put in its place."""
     constants = with_constants(case.constants())
     try:
         put_in_place(case.match, rewrite.replacement)

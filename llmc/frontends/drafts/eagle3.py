@@ -97,12 +97,16 @@ class Eagle3Checkpoint:
     method: Method = "eagle3"
 
     def taps(self, layers: int, width: int) -> tuple[int, ...]:
-        """Before which layers. Raises CheckpointError, of another width first: it tells another model for sure."""
+        """Return the layers before which hidden states are read. Raises CheckpointError for a draft of another model.
+
+        layers, width: number of layers of the model, and width of its hidden states. The width is checked first:
+        a wrong width always means another model.
+        """
         _check_width(self.settings, DraftTensors(self.source, "this model"), width)
         return self.settings.tapped_layers(layers)
 
     def notes(self, layers: int) -> tuple[str, ...]:
-        """Notes on layers that were guessed."""
+        """Return a note if config.json does not name the layers to read. layers: number of layers of the model."""
         if self.settings.layer_ids is not None:
             return ()
         ids = list(self.settings.tapped_layers(layers))

@@ -202,8 +202,8 @@ def _logits(output: fx.Node, tokens: SymInt) -> fx.Node:
         raise CaptureError(
             f"the model returns logits of {shape[1]} position(s), not of every token",
             at=_last_line(results[0]),
-            fix="return logits for all tokens at inference; nanoGPT's forward, for one, has to apply lm_head to x "
-            "and not to x[:, [-1], :] when there are no targets",
+            fix="return logits for all tokens at inference; nanoGPT's forward, for example, must apply lm_head to x "
+            "and not to x[:, [-1], :] if there are no targets",
         )
     return results[0]
 

@@ -74,9 +74,9 @@ def stored_recipes(
     unread = _unread(model, matched.names, tensors.keys(), read)
     if len(unread) > len(read):
         raise CheckpointError(
-            f"the model reads {len(read)} of the checkpoint's tensors and leaves {len(unread)}: {_named(unread)}",
+            f"the model reads {len(read)} of the checkpoint's tensors, and not these {len(unread)}: {_named(unread)}",
             at=source.directory,
-            fix="check that config.json belongs to these weights: num_hidden_layers, for one",
+            fix="check that config.json belongs to these weights, for example its num_hidden_layers",
         )
     are = "tensor of the checkpoint is" if len(unread) == 1 else "tensors of the checkpoint are"
     notes = (f"{len(unread)} {are} not used: {_named(unread)}",) if unread else ()

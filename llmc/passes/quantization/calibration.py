@@ -33,8 +33,10 @@ def sequences_and_apart(
 def calibration_sequences(
     graph: ModelGraph, options: BuildOptions, data: ModelData, more: int = 0
 ) -> tuple[Tensor, ...]:
-    """calibration_sequences rows of calibration_length ids, int64, from the file's beginning, and `more` after them;
-    fewer if it ends before.
+    """Return sequences of token ids, int64, from the beginning of the calibration text.
+
+    There are `calibration_sequences` of `calibration_length` tokens each, and `more` further ones; fewer if the text is
+    shorter. A sequence is at most as long as the model allows.
 
     Raises OptionError for a file that is missing, unreadable or too short, and for ids beyond the vocabulary.
     """

@@ -40,7 +40,7 @@ class RoundedWeight:
         return weight_values(self.codes, self.scales, self.zeros, self.format, *more)
 
     def rows(self, span: slice) -> "RoundedWeight":
-        """Return some of the rows."""
+        """Return the rows of `span` as a weight, which shares memory with this one."""
         return self._with({name: part[span] for name, part in self.parts().items()})
 
     def in_file(self) -> "RoundedWeight":
@@ -48,7 +48,7 @@ class RoundedWeight:
         return self._with({name: file_backed(part) for name, part in self.parts().items()})
 
     def put(self, span: slice, other: "RoundedWeight") -> None:
-        """Write other rows over some of these."""
+        """Overwrite the rows of `span` with the rows of `other`, a weight of the same form."""
         parts = other.parts()
         for name, part in self.parts().items():
             part[span] = parts[name]

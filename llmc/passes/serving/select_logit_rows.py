@@ -98,7 +98,9 @@ def _of_wanted_rows(graph: ModelGraph) -> tuple[fx.Node, ...]:
 def _logit_rows(graph: ModelGraph) -> fx.Node:
     rows = step_input(graph, "logit_rows")
     if rows is None:
-        raise PassError("the graph has no input logit_rows", at=graph.info.name, fix="run page_kv_cache before")
+        raise PassError(
+            "the graph has no input logit_rows", at=graph.info.name, fix="run page_kv_cache before this pass"
+        )
     return rows
 
 

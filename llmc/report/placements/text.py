@@ -70,8 +70,8 @@ def stage_text(stage: StageRanks, number: int | None) -> str:
     if number is None:
         return text
     ranks = f"rank {stage.first}" if stage.first == stage.last else f"ranks {stage.first}–{stage.last}"
-    each = "" if stage.first == stage.last else "each "
-    handed = f"; {each}hands over {counted(stage.token_bytes, 'byte')} per token" if stage.token_bytes else ""
+    distributive = "" if stage.first == stage.last else "each "
+    handed = f"; {distributive}hands over {counted(stage.token_bytes, 'byte')} per token" if stage.token_bytes else ""
     return f"stage {number}, {ranks}: {text}{handed}"
 
 

@@ -54,7 +54,7 @@ def refusal(reason: str) -> RequestError:
 
 
 def limit_reached(reason: str, token: int) -> RequestError:
-    """The error for a grammar that an output cannot follow beyond its token of that number, from 1."""
+    """The error for a grammar that an output cannot follow beyond token number `token`, counted from 1."""
     if _NOTHING in reason:
         return DeadEndError(f"the grammar allows nothing at token {token}", at="grammar", fix="allow some text")
     cause = beyond(reason) or f"the grammar cannot go on: {_first_words(reason)}"
@@ -62,7 +62,7 @@ def limit_reached(reason: str, token: int) -> RequestError:
 
 
 def beyond(reason: str) -> str | None:
-    """Return the limit that llguidance's reason is about; None for other reasons."""
+    """Return a sentence on the limit that a grammar exceeds; None if llguidance's message `reason` is not about one."""
     for pattern, unit in _LIMITS:
         match = pattern.search(reason)
         if match is not None:

@@ -111,7 +111,7 @@ class PrefixCache:
         self._pool.keep((block,), digest)
 
     def offload_all(self, offload: BlockOffload) -> None:
-        """Let the second tier keep the blocks that can be found, as far as it has room for them."""
+        """Save the newest blocks of the cache to the second tier, until it is full."""
         newest = [*self._blocks.items()][-offload.tier.place_blocks :]
         for digest, block in reversed(newest):
             self._offload_blocks(offload, (block,), (digest,))

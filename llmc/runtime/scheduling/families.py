@@ -29,8 +29,8 @@ class Families:
 
     def fail(self, request: Request, error: RequestError) -> None:
         """End a request, and all of its client's request, with an error."""
-        for each in {request: None, **self._members.get(request.origin, {})}:
-            each.fail(error)
+        for member in {request: None, **self._members.get(request.origin, {})}:
+            member.fail(error)
         self._failed.append(request.origin)
 
     def take_failed(self) -> list[Request]:

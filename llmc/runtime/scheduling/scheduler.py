@@ -191,10 +191,10 @@ class Scheduler:
             self._snapshots.reach(chunk.request)
 
     def settle(self, request: Request) -> None:
-        """Put a request where it belongs after a step in which it was not a plain decode; remove it if finished.
+        """Move a request to its next queue after a step that was not a plain decode; remove it if it has finished.
 
-        Only after a step that gave it logits; it has failed if they were not finite. So all that a decoding or a parked
-        request has computed is known to be sound, and only such blocks are ever registered.
+        Call it only after a step that computed the request's logits; the request has failed if they were not finite.
+        All rows of a decoding or parked request are therefore finite, and only their blocks enter the prefix cache.
         """
         if request in self._prefilling and request.pending <= 1:
             self.prefix_cache.register(request)

@@ -19,10 +19,10 @@ _GRACE_SECONDS = 0.05
 
 
 def limited_headers(seconds: float) -> type[HttpToolsProtocol]:
-    """uvicorn's protocol, which answers 408 when a request's headers are not whole in time.
+    """Return a class of uvicorn's protocol that answers 408 if a request's headers are not complete in time.
 
-    seconds: since the connection for its first request, since the first byte for each later one; between requests
-    uvicorn's timeout_keep_alive counts.
+    seconds: the time limit. It starts with the connection for the first request, and with the first byte for each later
+    one. Between requests, uvicorn's timeout_keep_alive applies.
     """
 
     class LimitHeaders(_LimitHeaders):
@@ -130,7 +130,7 @@ class _LimitHeaders(HttpToolsProtocol):
         self._refuse(408, f"the headers were not whole within {self.allowed_seconds:g} seconds")
 
     def _refuse(self, status: int, message: str) -> None:
-        """Answer in OpenAI's shape and close; an answer to an earlier request that has begun is finished instead."""
+        """Answer with OpenAI's error body and close; if an earlier answer has begun, finish that one instead."""
         self._stop_deadline()
         self._refused = True
         if self.transport.is_closing():

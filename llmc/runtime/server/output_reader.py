@@ -8,7 +8,7 @@ from llmc.runtime.text.incoming import Incoming
 
 
 class OutputReader(ABC):
-    """Runs a generator that reads the output as if it were whole."""
+    """A reader of one output. A subclass reads it in the generator `_read`, as if the whole output were there."""
 
     def __init__(self) -> None:
         self._source = Incoming()
@@ -16,7 +16,10 @@ class OutputReader(ABC):
         self._running = self._read()
 
     def feed(self, piece: str, *, ended: bool = False, cut: bool = False) -> list[Event]:
-        """The events that are certain after a piece. ended: no other follows; cut: since a limit broke it off."""
+        """Return the events that are certain after a piece.
+
+        ended: whether it is the last piece. cut: whether the output ends because it reached a limit.
+        """
         self._source.add(piece)
         if ended:
             self._source.end(cut)

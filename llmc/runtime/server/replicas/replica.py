@@ -81,7 +81,11 @@ class Replica:
                         )
                     await asyncio.sleep(0.05)
         except TimeoutError:
-            raise LlmcError(f"replica {self.index} did not start within {_START_SECONDS:g} s") from None
+            raise LlmcError(
+                f"replica {self.index} did not start within {_START_SECONDS:g} s",
+                at=self._options.engine,
+                fix="see how long the engine takes to start without replicas: llmc serve ENGINE",
+            ) from None
         finally:
             ended.cancel()
         self.healthy = True
