@@ -85,12 +85,12 @@ def paragraphs(path: Path) -> Iterator[Paragraph]:
 
 
 def main(arguments: list[str]) -> int:
-    found = list(findings(Path(argument) for argument in arguments or CHECKED))
-    for finding in found:
+    reported = list(findings(Path(argument) for argument in arguments or CHECKED))
+    for finding in reported:
         print(finding)
-    if found:
-        print(f"{len(found)} findings", file=sys.stderr)
-    return 1 if found else 0
+    if reported:
+        print(f"{len(reported)} findings", file=sys.stderr)
+    return 1 if reported else 0
 
 
 def _files(root: Path) -> Iterator[Path]:

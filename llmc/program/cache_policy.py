@@ -76,12 +76,12 @@ class Cut:
 
     def left(self, rows: Sequence[Row]) -> list[Row]:
         """The rows of a table after the cut. rows: those before it."""
-        found = list(rows)
+        kept = list(rows)
         for source, destination in self.moves:
-            found[destination] = rows[source]
+            kept[destination] = rows[source]
         for gone in reversed(self.leaving):
-            del found[gone.start : gone.stop]
-        return found
+            del kept[gone.start : gone.stop]
+        return kept
 
 
 class Progress(NamedTuple):

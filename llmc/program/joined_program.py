@@ -13,10 +13,10 @@ def joined_program(stages: Sequence[Program]) -> Program:
         return stages[0]
     buffers, begun, arena = [], 0, Affine()
     for stage in stages:
-        for each in stage.buffers:
-            first, last = each.first_launch + begun, each.last_launch + begun
-            name, offset = f"{each.name}.stage{stage.stage}", arena + each.offset
-            buffers.append(replace(each, name=name, offset=offset, first_launch=first, last_launch=last))
+        for buffer in stage.buffers:
+            first, last = buffer.first_launch + begun, buffer.last_launch + begun
+            name, offset = f"{buffer.name}.stage{stage.stage}", arena + buffer.offset
+            buffers.append(replace(buffer, name=name, offset=offset, first_launch=first, last_launch=last))
         begun += len(stage.launches)
         arena += stage.arena
     return replace(

@@ -49,13 +49,13 @@ def operand_dtypes(program: Program) -> OperandDtypes:
     Buffers, weights, caches, inputs and outputs themselves start at multiples of 16.
     """
     buffers = (*program.buffers, *(b for a in program.alternatives for b in a.buffers))
-    found = {("buffer", buffer.name): buffer.dtype for buffer in buffers}
-    found |= {("weight", slot.name): slot.dtype for slot in program.weights}
-    found |= {("cache", name): cache.dtype for name, cache in program.cache_names().items()}
-    found |= {("engine", "ranks"): "I64"}
+    dtypes = {("buffer", buffer.name): buffer.dtype for buffer in buffers}
+    dtypes |= {("weight", slot.name): slot.dtype for slot in program.weights}
+    dtypes |= {("cache", name): cache.dtype for name, cache in program.cache_names().items()}
+    dtypes |= {("engine", "ranks"): "I64"}
     if program.adapters is not None:
-        found |= {("adapter", name): dtype for name, dtype in program.adapters.dtypes().items()}
-    found |= {("input", name): "I32" for name in (ADAPTERS, ROW_ADAPTERS, STATE_SLOTS, COMPACTION)}
-    found |= {("input", group_input(n, 1 + g)): "I32" for g in range(len(program.policies)) for n in GROUP_INPUTS}
-    found |= {("input", name): dtype for name, dtype in (STEP_INPUTS | CHOICE_INPUTS).items()}
-    return found | {("output", name): dtype for name, dtype in CHOICE_OUTPUTS.items()}
+        dtypes |= {("adapter", name): dtype for name, dtype in program.adapters.dtypes().items()}
+    dtypes |= {("input", name): "I32" for name in (ADAPTERS, ROW_ADAPTERS, STATE_SLOTS, COMPACTION)}
+    dtypes |= {("input", group_input(n, 1 + g)): "I32" for g in range(len(program.policies)) for n in GROUP_INPUTS}
+    dtypes |= {("input", name): dtype for name, dtype in (STEP_INPUTS | CHOICE_INPUTS).items()}
+    return dtypes | {("output", name): dtype for name, dtype in CHOICE_OUTPUTS.items()}

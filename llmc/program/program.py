@@ -358,10 +358,10 @@ class Program:
 
     def token_bytes(self) -> tuple[int, ...]:
         """Keys and values of a token in the layers of each group of caches."""
-        size, found = self.limits.block_size, [0] * (1 + len(self.policies))
+        size, totals = self.limits.block_size, [0] * (1 + len(self.policies))
         for cache in self.caches:
-            found[cache.group] += cache.bytes_per_block(size)
-        return tuple(each // size for each in found)
+            totals[cache.group] += cache.bytes_per_block(size)
+        return tuple(total // size for total in totals)
 
     def block_bytes(self) -> tuple[int, ...]:
         """Keys and values of a block in the layers of each group of caches."""

@@ -75,7 +75,7 @@ def _quantize(graph: ModelGraph, spec: CacheSpec, format: CacheFormats, pair: li
         user.args, user.kwargs = tuple((call_arguments(user) | extra).values()), {}
         if format.rotated:
             _rotate(graph, spec, user)
-    graph.caches = tuple(changed if each is spec else each for each in graph.caches)
+    graph.caches = tuple(changed if cache is spec else cache for cache in graph.caches)
 
 
 def _rotate(graph: ModelGraph, spec: CacheSpec, user: fx.Node) -> None:
