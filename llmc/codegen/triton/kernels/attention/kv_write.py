@@ -99,7 +99,7 @@ def caches(call: Call) -> dict[str, Argument]:
 
 
 def cache_constants(call: Call) -> dict[str, int]:
-    """The constants of the kernel: heads and widths of a slot of the cache, and the block size."""
+    """The shape of a slot."""
     kv_heads, head_dim = call.shape("k")
     _, value_dim = call.shape("v")
     return {"KV_HEADS": kv_heads, "HEAD_DIM": head_dim, "VALUE_DIM": value_dim, "BLOCK_SIZE": call.block_size()}

@@ -42,7 +42,7 @@ OF_ALL = OF_CODES | {None, _llmc.sparse_bitmask.default}
 
 
 def product_template(op: Any, epilogue: Callable[[Call], Epilogue], normed: frozenset[Any]) -> KernelTemplate:
-    """Return the template of a matrix product, for every storage of its weight. normed: see KernelTemplate."""
+    """The kernels of a product of matrices, whatever stores its weight. normed: as of KernelTemplate."""
 
     def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
         product = storage_of(STORAGES, call).product(call, epilogue(call))
