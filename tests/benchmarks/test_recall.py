@@ -56,6 +56,8 @@ def test_a_window_forgets_what_is_outside_of_it(model: Path) -> None:
 
 
 def test_each_policy_has_a_row_of_its_own() -> None:
-    rows = [*table([Recall(policy.format(budget=64, step=2, ahead=32), 0.5, "auto", (0.25, 0.75)) for policy in POLICIES])]
+    rows = [
+        *table([Recall(policy.format(budget=64, step=2, ahead=32), 0.5, "auto", (0.25, 0.75)) for policy in POLICIES])
+    ]
     assert len(rows) == 2 + len(POLICIES)
     assert rows[-1] == "| `triattention heads=all` | auto | 50% |"

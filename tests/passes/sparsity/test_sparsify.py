@@ -198,8 +198,8 @@ def test_what_cannot_be_is_an_error_with_a_fix(text: str, problem: str) -> None:
         ("none:0.5", "'none:0.5': none takes no ratio", "none:0.5", "magnitude:0.5"),
         ("magnitude:0.0000001", "1e-07 of the 8192 elements of", "magnitude:0.0000001", "a larger ratio"),
         (",", "build option 'sparsity' cannot be ','", "','", "sparsity='magnitude:0.5'"),
-        (0.5, "build option 'sparsity' cannot be 0.5: it is a text", "0.5", "sparsity='magnitude:0.5'"),
-        (None, "build option 'sparsity' cannot be None: it is a text", "None", "sparsity='magnitude:0.5'"),
+        (0.5, "build option 'sparsity' cannot be 0.5: it must be a text", "0.5", "sparsity='magnitude:0.5'"),
+        (None, "build option 'sparsity' cannot be None: it must be a text", "None", "sparsity='magnitude:0.5'"),
         ({"lm_head": 0.5}, "build option 'sparsity' cannot be {'lm_head'", "{'lm_head'", "sparsity='magnitude:0.5'"),
     ],
 )

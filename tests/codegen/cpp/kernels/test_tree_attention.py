@@ -48,9 +48,10 @@ def move_row(batch: PagedBatch, to: torch.Tensor, source: torch.Tensor, request:
     if batch.format is None:
         to[there[0], :, there[1]] = source[here[0], :, here[1]]
         return
-    channels = batch.q.shape[2] if source is batch.k_cache else batch.value_dim or 0
-    codes = channels // 2 if batch.format.has_minima else channels
-    numbers = (batch.format.position_bytes(channels) - codes) // 2
+    is_key = source is batch.k_cache
+    format, channels = batch.format.of("k" if is_key else "v"), batch.q.shape[2] if is_key else batch.value_dim or 0
+    codes = channels // 2 if format.has_minima else channels
+    numbers = (format.position_bytes(channels) - codes) // 2
     # (where it begins, its bytes) of the codes, and of each scale and minimum.
     parts = [(0, codes), *((size * (codes + 2 * number), 2) for number in range(numbers))]
     for begin, width in parts:
