@@ -22,7 +22,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from benchmarks.measure import alternate
-from llmc.formats.cache_format import CacheFormat, parse_cache_format
+from llmc.formats.cache_format import CacheFormats, parse_cache_formats
 from llmc.targets import CpuTarget, host_target
 from tests.codegen.cpp.kernel_calls import kernel_call, kernels, open_pool
 from tests.codegen.cpp.paged_batch import PagedBatch, paged_batch
@@ -67,7 +67,7 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     dtype = DTYPES[options.dtype]
     results: list[dict[str, float | str]] = []
-    formats = {text: None if text == "auto" else parse_cache_format(text) for text in options.kv_cache}
+    formats = {text: None if text == "auto" else parse_cache_formats(text) for text in options.kv_cache}
     makers = {
         **{
             f"decode {n}×{context}, blocks {order}": partial(decode, n, context, ORDERS[order], dtype, formats)
@@ -88,7 +88,7 @@ def main() -> None:
 
 
 def decode(
-    batch: int, context: int, shuffled: bool, dtype: torch.dtype, formats: dict[str, CacheFormat | None]
+    batch: int, context: int, shuffled: bool, dtype: torch.dtype, formats: dict[str, CacheFormats | None]
 ) -> dict[str, Form]:
     """One token of each request in every layer."""
     numbers = paged_batch(
@@ -102,9 +102,15 @@ def decode(
     forms = {}
     for name, format in formats.items():
         layers = _layers_of(numbers if format is None else numbers.coded(format), batch)
-        row_bytes = HEAD_DIM * dtype.itemsize if format is None else format.position_bytes(HEAD_DIM)
-        forms[name] = Form(2.0 * batch * context * KV_HEADS * row_bytes * len(layers), layers)
+        forms[name] = Form(float(batch * context * KV_HEADS * _position_bytes(format, dtype) * len(layers)), layers)
     return forms
+
+
+def _position_bytes(format: CacheFormats | None, dtype: torch.dtype) -> int:
+    """The bytes of a position's key and value for one head."""
+    if format is None:
+        return 2 * HEAD_DIM * dtype.itemsize
+    return format.keys.position_bytes(HEAD_DIM) + format.values.position_bytes(HEAD_DIM)
 
 
 def _layers_of(shared: PagedBatch, batch: int) -> tuple[PagedBatch, ...]:
@@ -121,7 +127,7 @@ def _layers_of(shared: PagedBatch, batch: int) -> tuple[PagedBatch, ...]:
     )
 
 
-def prefill(tokens: int, dtype: torch.dtype, formats: dict[str, CacheFormat | None]) -> dict[str, Form]:
+def prefill(tokens: int, dtype: torch.dtype, formats: dict[str, CacheFormats | None]) -> dict[str, Form]:
     """One prompt, whole, in every layer. Half of the score matrix counts as work."""
     layer = paged_batch([(tokens, tokens)], heads=HEADS, kv_heads=KV_HEADS, head_dim=HEAD_DIM, dtype=dtype)
     work = 2.0 * tokens * tokens * HEADS * HEAD_DIM * LAYERS
