@@ -1,4 +1,4 @@
-"""Place the ops that score, move or turn the rows of a cache where its table is cut (docs/kv-compression.md).
+"""Place the ops that score, move or turn the rows of a cache where its table is cut (docs/cutting-tables.md).
 
     paged_attention(q, kc, vc, …)  ->  scores = score_keys(qc, qd, kc, compaction, scale, pool, softcap, longest)
                                        compact_kv(kc, vc, scores, compaction, head_dim, value_dim, sinks, recent)

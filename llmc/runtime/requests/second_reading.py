@@ -1,4 +1,4 @@
-"""A second reading: a request reads the beginning of its prompt again before its table is cut (docs/kv-compression.md).
+"""A second reading: a request reads the beginning of its prompt again before its table is cut (docs/cutting-tables.md).
 
 The queries of the tokens that are read again say which rows are needed to repeat the prompt. Each part follows the rows
 of the beginning. Its own rows leave when it ends, and the next part starts at the same position. So the request's
