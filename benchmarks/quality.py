@@ -234,7 +234,7 @@ def with_outliers(model: Path, output: Path) -> Path:
 
 
 def markdown(rows: list[Row]) -> str:
-    """The table as it stands in docs/quantization.md."""
+    """The table as it stands in docs/quality.md."""
     lines = [
         "| scheme | bits a weight | KV bytes a token | perplexity | over bf16 | promised | KL |",
         "|---|--:|--:|--:|--:|--:|--:|",
