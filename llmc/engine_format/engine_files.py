@@ -31,7 +31,8 @@ def is_weights(name: str) -> bool:
 
 @dataclass(frozen=True)
 class EngineFiles:
-    """The files of an engine in the directory `path`, finished or about to be. records: of its manifest.
+    """The files of an engine in the directory `path`, finished or about to be. records: the file records of its
+    manifest, by name.
 
     Readers of an engine ignore all other files in the directory.
     """
