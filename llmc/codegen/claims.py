@@ -1,5 +1,4 @@
-"""The nodes that a kernel computes on the way, such as the parts of a product that say how its weight is stored and how
-x arrives.
+"""The nodes whose work a product's kernel does: those that decode its weight, and those that prepare x.
 
 Such a node is claimed: no launch computes it, and its readers read its inputs instead. A part (graph/product_parts.py)
 is claimed if its values are not rounded and all its readers are products; the backend decides whether there is a kernel

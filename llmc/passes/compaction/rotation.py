@@ -22,7 +22,7 @@ class Rotation:
 
     Args:
         inv_freq: The weight with its frequencies; None for keys that are not rotated.
-        interleaved: As of llmc::rope.
+        interleaved: The order of pairs, as for llmc::rope.
         is_spread: Whether llmc::rotate_heads follows, as formats of codes ask for.
         scale: As of llmc::rope_angles.
     """
