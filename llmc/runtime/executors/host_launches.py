@@ -59,7 +59,7 @@ class HostLaunches(ABC):
         for name, nbytes in program.memories(blocks).items():
             self._memory["cache", name] = torch.zeros(nbytes, dtype=torch.uint8)
         for name, state in program.state_names().items():
-            # NaNs: of a slot nothing may be read that no step has written.
+            # NaNs, so that a read of a slot that no step has written shows.
             nbytes = (limits.max_sequences + snapshots) * state.nbytes
             self._memory["state", name] = torch.full((nbytes,), 0xFF, dtype=torch.uint8)
 
