@@ -53,9 +53,8 @@ _ROW_ALIGNMENT = 16
 
 
 class CudaExecutor:
-    """Binaries, weights, KV cache, arena and graphs on one device. blocks: number of the cache's blocks that requests
-    may use. snapshots: number of snapshots. weights: brings the weights to the device, by default from the engine's
-    files."""
+    """Binaries, weights, KV cache, arena and graphs on one device. blocks, snapshots: number of blocks that requests
+    may use, and of snapshots. weights: brings the weights to the device, by default from the engine's files."""
 
     def __init__(
         self,
