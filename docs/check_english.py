@@ -23,6 +23,8 @@ CHECKED = ("llmc", "docs", "README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECU
 SUFFIXES = frozenset({".py", ".h", ".cpp", ".md"})
 # This page quotes the constructions it describes.
 QUOTES = frozenset({Path("docs/english_patterns.py")})
+# Engines hold the sources of kernels, so their docstrings change only together with the code.
+KERNELS = "kernels"
 _CONTEXT = 50
 
 
@@ -30,12 +32,14 @@ _CONTEXT = 50
 class Paragraph:
     """Prose of a file: the line on which it begins, and its text on one line.
 
-    begins_function: whether it begins the docstring of a function that is not a GPU kernel.
+    begins_function: whether it begins the docstring of a function that is not a GPU kernel. is_docstring: whether it is
+    part of a docstring.
     """
 
     line: int
     text: str
     begins_function: bool = False
+    is_docstring: bool = False
 
 
 @dataclass(frozen=True)
@@ -60,7 +64,7 @@ def findings(paths: Iterable[Path]) -> Iterator[EnglishFinding]:
     for path in sorted(file for root in paths for file in _files(root)):
         for paragraph in paragraphs(path):
             for pattern in PATTERNS:
-                if pattern.only_functions and not paragraph.begins_function:
+                if not _applies(pattern, path, paragraph):
                     continue
                 for match in pattern.pattern.finditer(paragraph.text):
                     around = paragraph.text[max(0, match.start() - _CONTEXT) : match.end() + _CONTEXT]
@@ -91,6 +95,12 @@ def main(arguments: list[str]) -> int:
     if reported:
         print(f"{len(reported)} findings", file=sys.stderr)
     return 1 if reported else 0
+
+
+def _applies(pattern: EnglishPattern, path: Path, paragraph: Paragraph) -> bool:
+    if pattern.only_functions:
+        return paragraph.begins_function
+    return not pattern.only_docstrings or (paragraph.is_docstring and KERNELS not in path.parts)
 
 
 def _files(root: Path) -> Iterator[Path]:
@@ -143,7 +153,7 @@ def _strings(text: str) -> Iterator[Paragraph]:
         elif _is_text(node) and id(node) not in inside_formatted:
             value: str = node.value  # type: ignore[attr-defined]
             if id(node) in documents:
-                first, *rest = _split(node.lineno, value)  # type: ignore[attr-defined]
+                first, *rest = _split(node.lineno, value, is_docstring=True)  # type: ignore[attr-defined]
                 yield replace(first, begins_function=id(node) in of_functions)
                 yield from rest
             elif "\n" not in value and value.count(" ") > 1:
@@ -165,20 +175,20 @@ def _page(text: str) -> Iterator[Paragraph]:
     yield from _split(1, "\n".join(prose))
 
 
-def _split(begin: int, text: str) -> Iterator[Paragraph]:
+def _split(begin: int, text: str, *, is_docstring: bool = False) -> Iterator[Paragraph]:
     """Paragraphs end at empty lines, items of lists and rows of tables."""
     first, texts = begin, list[str]()
     for number, line in enumerate(text.split("\n"), begin):
         item = re.match(r"\s*(?:[*+-] |\d+\. |\||#+ )", line)
         if texts and (item or not line.strip()):
-            yield Paragraph(first, _without_code(" ".join(texts)))
+            yield Paragraph(first, _without_code(" ".join(texts)), is_docstring=is_docstring)
             texts = []
         if line.strip():
             if not texts:
                 first = number
             texts.append(re.sub(r"^(?:[*+-] |\d+\. |#+ )", "", line.strip()))
     if texts:
-        yield Paragraph(first, _without_code(" ".join(texts)))
+        yield Paragraph(first, _without_code(" ".join(texts)), is_docstring=is_docstring)
 
 
 def _without_code(text: str) -> str:

@@ -31,6 +31,7 @@ class EnglishPattern:
         instead: What to write instead.
         allowed: A sentence that looks like it and is plain English, which the pattern must not catch.
         only_functions: Whether the pattern is for the beginning of functions' docstrings only.
+        only_docstrings: Whether the pattern is for docstrings only, except those of kernels' folders.
     """
 
     name: str
@@ -39,12 +40,20 @@ class EnglishPattern:
     instead: str
     allowed: str | None = None
     only_functions: bool = False
+    only_docstrings: bool = False
 
 
 def _pattern(
-    name: str, pattern: str, example: str, instead: str, allowed: str | None = None, *, only_functions: bool = False
+    name: str,
+    pattern: str,
+    example: str,
+    instead: str,
+    allowed: str | None = None,
+    *,
+    only_functions: bool = False,
+    only_docstrings: bool = False,
 ) -> EnglishPattern:
-    return EnglishPattern(name, re.compile(pattern), example, instead, allowed, only_functions)
+    return EnglishPattern(name, re.compile(pattern), example, instead, allowed, only_functions, only_docstrings)
 
 
 PATTERNS = (
@@ -210,5 +219,29 @@ PATTERNS = (
         r"\b(?:can|may|could) be had\b|\blets? go of\b|\bof no use\b|\band the like\b",
         "a rank that is of no use any more, and the like",
         "is available, releases, is not needed, and similar ones",
+    ),
+    _pattern(
+        "argument without a noun",
+        r"\b\w+: [Oo]f\b",
+        "Gather rows. rows: of the table.",
+        "name the noun: rows: rows of the table",
+        allowed="rows: rows of the table. The result: one of them.",
+        only_docstrings=True,
+    ),
+    _pattern(
+        "the same of",
+        r"\bthe same of\b",
+        "logit_rows: [L], the same of the wanted rows.",
+        "the same for",
+        allowed="The same holds for the wanted rows; all are of the same type.",
+        only_docstrings=True,
+    ),
+    _pattern(
+        "as of",
+        r"\b[Aa]s of (?!(?:the|an?|its|this|that|today|now|version)\b|\d)",
+        "Arguments as of sum_attention.",
+        "The arguments are those of sum_attention; see sum_attention",
+        allowed="Restore the states as of the end of the last block.",
+        only_docstrings=True,
     ),
 )

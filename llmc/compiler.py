@@ -336,8 +336,8 @@ def packed(
 
 
 def check_ids(weight: Tensor, slot: WeightSlot, names: Sequence[str]) -> None:
-    """Raise LoweringError for whole numbers that 32 bits, which engines keep of them, do not hold. names: of the
-    checkpoint's tensors."""
+    """Raise LoweringError for whole numbers that 32 bits, which engines keep of them, do not hold. names: the names of
+    the checkpoint's tensors."""
     if slot.dtype != "I32" or weight.dtype is not torch.int64 or not weight.numel():
         return
     held = torch.iinfo(torch.int32)

@@ -13,7 +13,7 @@ from tests.documentation import ROOT
 
 @pytest.mark.parametrize("pattern", PATTERNS, ids=lambda pattern: pattern.name)
 def test_a_pattern_finds_its_example(pattern: EnglishPattern, tmp_path: Path) -> None:
-    if pattern.only_functions:
+    if pattern.only_functions or pattern.only_docstrings:
         (tmp_path / "source.py").write_text(f'def f() -> None:\n    """{pattern.example}"""\n')
     else:
         (tmp_path / "page.md").write_text(f"# A page\n\nAll is well here. {pattern.example}\n")
@@ -53,6 +53,16 @@ def test_docstrings_of_gpu_kernels_may_begin_with_a_fragment(tmp_path: Path) -> 
         '@triton.jit\ndef kernel():\n    """How many rows."""\n\n\ndef rows():\n    """How many rows."""\n'
     )
     assert [finding.line for finding in findings([source])] == [7]
+
+
+@pytest.mark.parametrize("pattern", [p for p in PATTERNS if p.only_docstrings], ids=lambda pattern: pattern.name)
+def test_a_pattern_of_docstrings_skips_comments_and_kernels(pattern: EnglishPattern, tmp_path: Path) -> None:
+    """Engines hold the sources of kernels."""
+    source = f'# {pattern.example}\ndef f() -> None:\n    """{pattern.example}"""\n'
+    for folder in ("kernels", "passes"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "source.py").write_text(source)
+    assert [(finding.path.parent.name, finding.line) for finding in findings([tmp_path])] == [("passes", 3)]
 
 
 def test_code_of_a_page_is_not_prose(tmp_path: Path) -> None:

@@ -35,8 +35,8 @@ _CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 class PeftConfig:
     """The part of adapter_config.json that decides what is computed.
 
-    ranks: that modules may have. alpha: of modules that no pattern names. alpha_patterns: in order, a regular
-    expression that the end of a module's name must match, and its alpha.
+    ranks: the ranks that modules may have. alpha: the alpha of modules that no pattern names. alpha_patterns: in order,
+    a regular expression that the end of a module's name must match, and its alpha.
     """
 
     ranks: frozenset[int]

@@ -49,7 +49,7 @@ _REASON = 220
 
 
 def models_page(outcomes: Sequence[Outcome], version: str, length: int) -> str:
-    """The page. version: of transformers; length: of the prompt that was compared."""
+    """The page. version: the version of transformers. length: the length of the prompt that was compared, in tokens."""
     groups = {verdict: [outcome for outcome in outcomes if outcome.verdict is verdict] for verdict in _TITLES}
     of_variants = [outcome for outcome in outcomes if "+" in outcome.model_type]
     of_types = [outcome for outcome in outcomes if "+" not in outcome.model_type]

@@ -19,7 +19,7 @@ class Arrival:
     """When requests are sent: `concurrency` users at a time, or `rate` requests per second on average, or both.
 
     burstiness: 1 is a Poisson process; smaller is burstier, larger is more even (a gamma distribution, as in vLLM's
-    benchmark). seed: of the arrival times.
+    benchmark). seed: the seed of the arrival times.
     """
 
     concurrency: int | None = None

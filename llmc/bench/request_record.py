@@ -9,7 +9,8 @@ class RequestRecord:
     """The record of one request. Times are in seconds of time.perf_counter(). pieces: arrival time of each piece of
     output.
 
-    error: why it failed, None if it did not. cached_tokens: of the prompt, None if the server does not say.
+    error: why it failed, None if it did not. cached_tokens: number of the prompt's tokens that were cached; None if the
+    server does not say.
     """
 
     sent: float

@@ -113,7 +113,7 @@ def _flags(verb: str | None) -> dict[str, str]:
 
 
 def asked_verb() -> str | None:
-    """The first word after `llmc` on this command line, or on the one that a shell completes."""
+    """The first word after `llmc` on this command line, or on the one that a shell completes; None if there is none."""
     line = os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS")
     words = sys.argv if line is None or "_LLMC_COMPLETE" not in os.environ else line.split()
     return words[1] if len(words) > 1 else None

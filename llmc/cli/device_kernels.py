@@ -11,7 +11,7 @@ from llmc.targets import GpuTarget
 
 
 def device_kernels(program: Program, target: GpuTarget, prediction: StepPrediction) -> FittingTable:
-    """A row for each kernel. prediction: of a step of the program on the target."""
+    """A row for each kernel. prediction: the prediction for a step of the program on the target."""
     title = (
         f"{prediction.step} on {target.name}, predicted and not measured: {in_seconds(prediction.seconds)} in "
         f"{counted(prediction.launches, 'launch')}, {in_bytes(prediction.bytes_moved)} "

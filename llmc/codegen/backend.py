@@ -22,8 +22,9 @@ from llmc.program.launch_arguments import Argument, Operand
 class KernelCall:
     """The part of a launch (llmc.program.Launch) that a backend decides.
 
-    wanted, sides: as of Launch. moved: bytes, as of Launch, where they are others than the node's. seconds: predicted
-    of a group, with the call that does the work. others: of the first call, groups that could stand for it.
+    wanted, sides: see Launch. moved: the bytes that the launch moves (see Launch), if they differ from the node's.
+    seconds: the predicted seconds of a group, set on the call that does the work. others: other groups that could
+    replace this one, set on its first call.
     """
 
     kernel: str

@@ -54,7 +54,8 @@ class Call(RowsCall, Protocol):
         """The op that is called."""
 
     def within(self, name: str) -> "Call | None":
-        """The call that yields an argument, where the kernel computes that on the way: of a part of a product."""
+        """The call that yields an argument, if the argument is a part of a product that the kernel computes on the
+        way."""
 
     def names(self) -> tuple[str, ...]:
         """The names of the arguments."""
@@ -73,8 +74,8 @@ class Call(RowsCall, Protocol):
         """A quantized weight, the arguments of CODE_PARTS and its format, in a layout."""
 
     def sparse_panels(self, layout: Layout, dtype: torch.dtype) -> Operand:
-        """A sparse weight, the arguments values, masks, columns and, of codes, scales, in a layout. dtype: of its
-        elements there."""
+        """A sparse weight, the arguments values, masks, columns and, of codes, scales, in a layout. dtype: the dtype of
+        its elements in that layout."""
 
     def sparse_rows(self, dtype: torch.dtype) -> tuple[Operand, Operand, Operand]:
         """A sparse weight as three operands: its elements in `dtype`, its masks as bytes, and the number of each

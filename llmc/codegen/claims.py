@@ -1,4 +1,4 @@
-"""Which nodes a kernel computes on the way: of a product how its weight is stored, how x arrives.
+"""The nodes whose work a product's kernel does: those that decode its weight, and those that prepare x.
 
 Such a node is claimed: no launch computes it, and its readers read its inputs instead. A part (graph/product_parts.py)
 is claimed if its values are not rounded and all its readers are products; the backend decides whether there is a kernel
@@ -19,8 +19,8 @@ from llmc.graph.refusal import Refusal
 
 @dataclass(frozen=True)
 class Claims:
-    """The nodes whose work another node's kernel does. before: of each node what it claims, in graph order. refusals:
-    why what might be taken in has its own launch."""
+    """The nodes whose work another node's kernel does. before: the nodes that each node claims, in graph order.
+    refusals: the reasons why nodes that might be claimed have their own launch."""
 
     before: Mapping[fx.Node, tuple[fx.Node, ...]]
     refusals: tuple[Refusal, ...] = ()

@@ -40,7 +40,7 @@ class Load:
 
 @dataclass(frozen=True)
 class Constant:
-    """A number."""
+    """A number that the loop's code contains, as a value of `kind`."""
 
     value: float | int | bool
     kind: Kind

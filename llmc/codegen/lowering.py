@@ -41,7 +41,8 @@ _WRITE_AN_OP = "write it with operations that `llmc passes` and the documentatio
 class StepPlan:
     """A lowered step in no language yet.
 
-    loops: each different loop and its name. recipes: of program.weights. refusals: of claims.
+    loops: each different loop and its name. recipes: the recipes of program.weights. refusals: the near-misses of
+    claims.
     """
 
     program: Program

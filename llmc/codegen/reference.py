@@ -26,8 +26,8 @@ from llmc.program.program_interface import memory_text
 
 @dataclass(frozen=True)
 class ReferenceEngine:
-    """An engine for the reference before it is written. program: without launches. graph_text: of graph.json. recipes:
-    of program.weights, in order."""
+    """An engine for the reference before it is written. program: the program, without launches. graph_text: the text of
+    graph.json. recipes: the recipes of program.weights, in order."""
 
     program: Program
     graph_text: str

@@ -19,7 +19,7 @@ from llmc.program.program_json import program_to_json
 
 @dataclass(frozen=True)
 class StageBuild:
-    """One stage. recipes: of its program's weights."""
+    """One stage. recipes: the recipes of its program's weights."""
 
     program: Program
     recipes: Sequence[SlotRecipe]

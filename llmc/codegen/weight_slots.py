@@ -85,7 +85,7 @@ class WeightSlots:
         self, parts: Mapping[str, fx.Node], columns: int, layout: Layout, dtype: torch.dtype
     ) -> WeightSlot:
         """The slot of a sparse weight in sparse panels. parts: the placeholders of values and masks, and of codes'
-        scales, by name. dtype: of the elements in the panels."""
+        scales, by name. dtype: the dtype of the elements in the panels."""
         key = (tuple(map(self._key, parts.values())), layout, dtype)
         if key not in self._slots:
             values, masks, scales = parts["values"], parts["masks"], parts.get("scales")
@@ -106,8 +106,8 @@ class WeightSlots:
     def request_sparse_rows(
         self, values: fx.Node, masks: fx.Node, dtype: torch.dtype
     ) -> tuple[WeightSlot, WeightSlot, WeightSlot]:
-        """The slots of a sparse weight's placeholders, each by itself: elements as of dtype, masks, and where in the
-        elements each row begins, which is made of the masks."""
+        """The slots of a sparse weight's placeholders, each by itself: elements in `dtype`, masks, and the number of
+        each row's first element, which is computed from the masks."""
         return (
             self._slot(values, Layout.ROWS, dtype),
             self._slot(masks, Layout.MASK_ROWS, torch.uint8),

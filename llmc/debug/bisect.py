@@ -71,8 +71,8 @@ Check = Callable[[int], Outcome]
 class Outline:
     """The pipeline as it runs uncut: every rewrite with its pass, in order. error: what ended it early.
 
-    failed_pass: the pass that did, where the error came before its first rewrite. numerics: of each pass. budgets: of
-    those that declare one.
+    failed_pass: the pass that raised it, if it did so before its first rewrite. numerics: the numerics of each pass.
+    budgets: the budgets of the passes that declare one.
     """
 
     rewrites: tuple[tuple[str, RewriteRecord], ...]

@@ -25,8 +25,8 @@ BUDGETS: dict[tuple[Numerics, torch.dtype], float] = {
 
 @dataclass(frozen=True)
 class Difference:
-    """The difference of two sets of logits. max, mean: of |Δlogit|. spread: standard deviation of the reference's
-    logits. top1: share of rows with the same argmax. NaN if one of the logits is NaN."""
+    """The difference of two sets of logits. max, mean: maximum and mean of |Δlogit|. spread: standard deviation of the
+    reference's logits. top1: share of rows with the same argmax. NaN if one of the logits is NaN."""
 
     max: float
     mean: float

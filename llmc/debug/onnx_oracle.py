@@ -42,7 +42,8 @@ class OnnxOracle:
         self._outputs = [output.name for output in self._session.get_outputs()]
 
     def logits(self, token_ids: Sequence[int], *, chunk_sizes: Sequence[int] = (), block_size: int = 16) -> Tensor:
-        """[tokens, vocabulary], fp32. chunk_sizes: of the steps that a graph with caches takes; by default one."""
+        """[tokens, vocabulary], fp32. chunk_sizes: the sizes of the steps of a graph with caches, in tokens; by default
+        one step."""
         chunks = uncut_sizes(self._graph, chunk_sizes or (len(token_ids),))
         parts, caches = [], dict[str, Any]()
         for step in sequence_inputs(self._graph, token_ids, chunk_sizes=chunks, block_size=block_size):

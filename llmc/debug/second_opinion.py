@@ -22,8 +22,8 @@ LARGEST_DIFFERENCE = 1e-4
 
 @dataclass(frozen=True)
 class StageOpinion:
-    """The logits of a stage's graph in onnxruntime, compared. nodes: calls in the graph. difference: of onnxruntime's
-    logits from those of the graph run eagerly."""
+    """The logits of a stage's graph in onnxruntime, compared. nodes: calls in the graph. difference: the difference of
+    onnxruntime's logits from those of the graph run eagerly."""
 
     stage: Stage
     nodes: int

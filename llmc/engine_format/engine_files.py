@@ -31,7 +31,8 @@ def is_weights(name: str) -> bool:
 
 @dataclass(frozen=True)
 class EngineFiles:
-    """The files of an engine in the directory `path`, finished or about to be. records: of its manifest.
+    """The files of an engine in the directory `path`, finished or about to be. records: the file records of its
+    manifest, by name.
 
     Readers of an engine ignore all other files in the directory.
     """
@@ -78,7 +79,8 @@ class EngineFiles:
             raise EngineFormatError(f"the file is not JSON: {error}", at=self.path / name, fix=REBUILD) from None
 
     def parsed(self, name: str, kind: type[T]) -> T:
-        """A file of JSON as from_json makes a `kind` of it; raises as `read`."""
+        """The object of type `kind` that from_json makes of a file of JSON. Raises EngineFormatError as `read` does,
+        and if the file's fields do not fit the type."""
         return from_json(kind, self.json(name), str(self.path / name))
 
     def mapped(self, name: str) -> memoryview:

@@ -15,8 +15,8 @@ def kept_binaries(program: Program, engine: Path) -> dict[str, DeviceBinary]:
     """Return the binary whose PTX is kept for each kernel that steps launch, by its name.
 
     Args:
-        program: of a GPU engine.
-        engine: its path, for errors.
+        program: the program of a GPU engine.
+        engine: the engine's path, for errors.
 
     Raises:
         EngineFormatError: the engine was built by an llmc that keeps no PTX.

@@ -23,8 +23,8 @@ class ModelRecord:
     """The model that an engine was built from.
 
     family: the HF model_type, or "module". max_positions: the model's own limit in tokens, None without one.
-    dtype: of weights and activations, as torch spells it. parameters: how many numbers the weights hold. head: what it
-    gives for a text, None for a model that gives logits.
+    dtype: the dtype of weights and activations, as torch spells it. parameters: how many numbers the weights hold.
+    head: what it gives for a text, None for a model that gives logits.
     """
 
     name: str

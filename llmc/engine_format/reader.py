@@ -317,7 +317,7 @@ def _stored_tensors(files: EngineFiles, rank: int) -> dict[str, StoredTensor]:
 
 def check_target(path: Path, target: TargetRecord) -> None:
     """Raise TargetError naming the instructions that this machine lacks."""
-    # Only CPUs' have any: of a GPU the executor compares the device with the binaries.
+    # Only records of CPUs name instructions. For a GPU, the executor compares the device with the binaries.
     lacking = missing_features(CpuTarget(target.name, target.machine, frozenset(target.features), (), ""))
     if lacking:
         raise TargetError(

@@ -27,7 +27,7 @@ class AtomicDirectory:
 
     destination: a new name, an empty directory, or a directory for which `replaceable` is true; anything else is an
     EngineFormatError and is never touched. It stays as it was until the commit. content: what such a directory is.
-    elsewhere: how to name another place for it, as of `storage_error`.
+    elsewhere: how to name another place for it, see `storage_error`.
     """
 
     def __init__(

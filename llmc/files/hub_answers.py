@@ -58,7 +58,8 @@ class HubAnswers:
     def check_headers(self, method: str, asked: str, status: int, headers: Mapping[str, str]) -> None:
         """Check an answer's headers, and raise the error of an answer that does not fit its question.
 
-        method: of the request. asked: the URL before redirects. headers: by names in any case.
+        method: the method of the request. asked: the URL before redirects. headers: the headers by name; case does not
+        matter.
         """
         commit = headers.get("X-Repo-Commit")
         if commit is not None and COMMIT.fullmatch(commit) is None:

@@ -48,7 +48,8 @@ _IQ4 = (-127.0, -104.0, -83.0, -65.0, -49.0, -35.0, -22.0, -10.0, 1.0, 13.0, 25.
 class Steps:
     """Small integers, one per group, that multiply a float shared by several groups.
 
-    bits: of one as stored. least: the smallest, which is stored as 0. groups: how many share a float.
+    bits: bits of a stored integer. least: the smallest integer, which is stored as 0. groups: number of groups that
+    share a float.
     """
 
     bits: int

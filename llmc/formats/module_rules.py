@@ -35,9 +35,9 @@ class Rule(Generic[S]):
 
 @dataclass(frozen=True)
 class BudgetedSchemes(Generic[SchemeT, BudgetT]):
-    """The schemes of modules, with a default or a budget for the others. default: of every product's weight that no
-    rule is for; None leaves it alone. budget: from which each of these gets its own scheme, in the place of a
-    default."""
+    """The schemes of modules, with a default or a budget for the others. default: the scheme of every product's weight
+    that no rule is for; None leaves it alone. budget: the budget from which each of these weights gets its own scheme
+    instead of a default."""
 
     default: SchemeT | None
     rules: tuple[Rule[SchemeT], ...]

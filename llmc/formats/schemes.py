@@ -39,13 +39,13 @@ DEFAULT_TOKENS = TokenDefault()
 class Scheme:
     """How one weight is quantized.
 
-    name: as spelled. format: of the weight's codes (ops/weight_codes.py). granularity: what shares a scale: the
-    tensor, a channel (row), a group of `group` columns in a row, or a block of 128 × 128. is_group_named: whether the
-    user chose the group; else it is the largest that there may be (`fitted`). run: columns that share a float, of a
-    format whose scales have steps, if the user chose it. activation: what the tokens
-    are rounded to, each with its own scale, one for each token_group of its channels, or one found by calibration if
-    is_static. follows_target: the option names no rounding of tokens, so that the target chooses (`on_target`).
-    method: how weights are rounded, or prepared for it. act_order, damping: of GPTQ. alpha: of SmoothQuant.
+    name: as spelled. format: the format of the weight's codes (ops/weight_codes.py). granularity: what shares a scale:
+    the tensor, a channel (row), a group of `group` columns in a row, or a block of 128 × 128. is_group_named: whether
+    the user chose the group; else it is the largest that there may be (`fitted`). run: columns that share a float, of a
+    format whose scales have steps, if the user chose it. activation: what the tokens are rounded to, each with its own
+    scale, one for each token_group of its channels, or one found by calibration if is_static. follows_target: the
+    option names no rounding of tokens, so that the target chooses (`on_target`). method: how weights are rounded, or
+    prepared for it. act_order, damping: options of GPTQ. alpha: the exponent of SmoothQuant.
     """
 
     name: str

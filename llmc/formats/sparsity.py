@@ -21,8 +21,8 @@ class SparseScheme:
     """Which elements of one weight become zero.
 
     name: as spelled. method: how they are chosen. ratio: the share of zeros. pattern: (kept, of) neighbouring columns
-    of a row, such as (2, 4); None: any. damping: of SparseGPT's Hessian: added to its diagonal, as a share of that's
-    mean. act_order: SparseGPT takes columns as they lie, so that patterns are of neighbours.
+    of a row, such as (2, 4); None: any. damping: the number that is added to the diagonal of SparseGPT's Hessian, as a
+    share of the diagonal's mean. act_order: SparseGPT takes columns as they lie, so that patterns are of neighbours.
     """
 
     name: str

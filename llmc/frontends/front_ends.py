@@ -25,7 +25,7 @@ _SAFETENSORS = HubFiles(("*.safetensors",), left_out=("*/*", "consolidated*.safe
 _DATA = ("", ".data", "_data", "_data_?")
 _ONNX = HubFiles(tuple(f"{folder}model.onnx{data}" for folder in ("", "onnx/") for data in _DATA))
 
-# The first that recognises a model reads it: of those for paths, and of those for objects in memory.
+# The first front end that recognises a model reads it. Paths and objects in memory have separate lists.
 OF_PATHS: tuple[Row, ...] = (
     Row("llmc.frontends.gguf.front_end", "GGUF"),
     Row("llmc.frontends.onnx.front_end", "ONNX", _ONNX),

@@ -30,7 +30,7 @@ _BY_NAME = {"T": T, "L": L, "R": R}
 
 @dataclass(frozen=True)
 class Cost:
-    """Sympy expressions. bytes_moved: of an embedding only the rows looked up are read."""
+    """Sympy expressions. bytes_moved: for an embedding, only the rows looked up are read."""
 
     bytes_moved: sympy.Expr
     flops: sympy.Expr

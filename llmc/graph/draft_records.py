@@ -15,9 +15,9 @@ Method = Literal["eagle3", "mtp"]
 
 @dataclass(frozen=True)
 class Target:
-    """The model that drafts are for. width: of its hidden states. layers: how many it has. embedding, output: the
-    recipes of its table of embeddings and of its output matrix, [vocabulary, width]; the same for tied ones. longest:
-    the sequences that are built for, in tokens; None if nothing says."""
+    """The model that drafts are for. width: the width of its hidden states. layers: number of its layers. embedding,
+    output: the recipes of its table of embeddings and of its output matrix, [vocabulary, width]; the same for tied
+    ones. longest: the sequences that are built for, in tokens; None if nothing says."""
 
     name: str
     width: int
@@ -37,8 +37,8 @@ class Target:
 class Combination:
     """How hidden states of several layers become one: fc(concatenation), perhaps normalized before.
 
-    fc: the name of [width, layers · target width]. whole_norm: of one norm over the concatenation; layer_norms: of one
-    for each layer. eps: of the norms.
+    fc: the name of [width, layers · target width]. whole_norm: the name of the weight of one norm over the
+    concatenation. layer_norms: the names of the weights of one norm for each layer. eps: the eps of the norms.
     """
 
     fc: str
@@ -67,7 +67,7 @@ class MedusaHead:
 @dataclass(frozen=True)
 class MedusaCheckpoint:
     """Head i predicts the token i + 2 places after its own. token_map: the tensor of the tokens that a truncated
-    vocabulary stands for. source: of all tensors of the heads, by their own names."""
+    vocabulary stands for. source: the source of all tensors of the heads, by their own names."""
 
     file: Path
     heads: tuple[MedusaHead, ...]

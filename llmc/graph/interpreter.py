@@ -29,8 +29,8 @@ class GraphInterpreter:
         return tuple(map(first_rank, returned))
 
     def run_readers(self, name: str, inputs: Mapping[str, Tensor | OnRanks]) -> None:
-        """Run the nodes that a placeholder's value reaches, and no others. inputs: of all placeholders that they
-        read."""
+        """Run the nodes that a placeholder's value reaches, and no others. inputs: the values of all placeholders that
+        they read."""
         values: dict[fx.Node, Any] = {}
         with torch.inference_mode():
             for node, _ in self._nodes:

@@ -25,8 +25,8 @@ class ModelInfo:
     """Facts about the model that the engine needs and the graph does not hold.
 
     family: the HF model_type, or "module". max_positions: the longest context in tokens that the model was made for,
-    None if it has no limit. dtype: of weights and activations. head: what the model returns for a text; None if it
-    returns logits.
+    None if it has no limit. dtype: the dtype of weights and activations. head: what the model returns for a text; None
+    if it returns logits.
     """
 
     name: str
@@ -46,7 +46,8 @@ class ModelInfo:
 
 @dataclass(frozen=True)
 class CacheSpec:
-    """The paged KV cache of one attention layer. format: of codes, in caches of dtype uint8. group: see CacheSlot."""
+    """The paged KV cache of one attention layer. format: the format of codes, in caches of dtype uint8. group: see
+    CacheSlot."""
 
     layer: int
     kv_heads: int
@@ -109,7 +110,7 @@ class DraftCheckpoint(Protocol):
     def graphs(self, target: Target, info: ModelInfo) -> tuple[AttachedDraft, ...]:
         """The layers that draft: the first reads the target's hidden states, each further one those of the one before.
 
-        info: of the target. Raises CheckpointError for layers of another model, CaptureError.
+        info: the info of the target. Raises CheckpointError for layers of another model, CaptureError.
         """
 
 

@@ -83,13 +83,13 @@ class OpRecord:
     stages: stages whose graphs may contain the op; empty for ops that only lowering or executors call. rows: arguments
     whose row i alone determines row i of the result, given the operands shared by all rows; empty for an op that mixes
     or creates rows. table: the argument from which a call reads one row per row of the result. share: the fraction of
-    its weight that a call reads; None for all of it. flops: of one call, an expression in the symbols of a step. check:
-    returns the problem with a call's shapes, or None. part: the part of a product that the op computes. takes: for a
-    product or lookup, the kind of part that each argument may be. axes: the rule that names axes (graph/axes.py); None
-    if each rank needs all of them. least_part: of a call whose last axis ranks may split, the number of consecutive
-    elements that stay together; None for 1. across: for a collective, computes the results of all ranks from their
-    first arguments; the other arguments are equal on all ranks. linear_in: the argument in which the op is linear.
-    fallback: the contract that a build may waive, which makes the op legal in later stages.
+    its weight that a call reads; None for all of it. flops: the operations of one call, an expression in the symbols of
+    a step. check: returns the problem with a call's shapes, or None. part: the part of a product that the op computes.
+    takes: for a product or lookup, the kind of part that each argument may be. axes: the rule that names axes
+    (graph/axes.py); None if each rank needs all of them. least_part: for a call whose last axis ranks may split, the
+    number of consecutive elements that stay together; None for 1. across: for a collective, computes the results of all
+    ranks from their first arguments; the other arguments are equal on all ranks. linear_in: the argument in which the
+    op is linear. fallback: the contract that a build may waive, which makes the op legal in later stages.
     """
 
     name: str

@@ -34,8 +34,9 @@ class NodeRecord:
 class RefusalRecord:
     """A candidate that was left alone, and why, with actual values.
 
-    expected, found: the two sides of the reason, where it compares. op, type: of the node. operands: what it takes.
-    users: everything that uses it; extra_users: the names of those that are in the way. is_asked: as in Refusal.
+    expected, found: the two sides of the reason, where it compares. op, type: the op and type of the node. operands:
+    the nodes that it reads. users: everything that uses it; extra_users: the names of those that are in the way.
+    is_asked: as in Refusal.
     """
 
     reason: str

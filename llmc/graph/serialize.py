@@ -30,8 +30,8 @@ GRAPH_VERSION = 1
 class WeightOf:
     """Which stored weight a placeholder stands for, and in which dtype (a safetensors name) the graph reads it.
 
-    format, part: of a slot that a record of llmc/formats/code_format.py says how to read: which one, and which of
-    llmc::dequantize's arguments the placeholder is; empty for others.
+    format, part: for a slot of codes, the name of its record in llmc/formats/code_format.py, and the argument of
+    llmc::dequantize that the placeholder is; empty for others.
     """
 
     slot: str
@@ -41,8 +41,8 @@ class WeightOf:
 
 
 def serialize_graph(graph: ModelGraph, weights: Mapping[str, WeightOf] = MappingProxyType({}), memory: str = "") -> str:
-    """The graph's text. weights: of the placeholders that are not stored under their own names, as they are. memory:
-    what the graph takes for granted (llmc/program/program_interface.py).
+    """The graph's text. weights: the stored weights of the placeholders that are not stored as they are under their own
+    names. memory: the facts about memory that the graph takes for granted (llmc/program/program_interface.py).
 
     Raises LoweringError for an op or argument outside the grammar, naming the node.
     """

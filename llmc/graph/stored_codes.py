@@ -17,9 +17,9 @@ from llmc.graph.weights import WeightSource
 class StoredWeight:
     """A weight stored as codes.
 
-    shape: [out, in]. method: what quantized it, for reports. format: of the codes, a key of CODE_FORMATS. activation:
-    the format that tokens are rounded to: none, int8 or fp8. token_group: channels of a token that share a scale; None
-    for all.
+    shape: [out, in]. method: what quantized it, for reports. format: the format of the codes, a key of CODE_FORMATS.
+    activation: the format that tokens are rounded to: none, int8 or fp8. token_group: channels of a token that share a
+    scale; None for all.
     """
 
     name: str

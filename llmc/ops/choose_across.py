@@ -36,11 +36,12 @@ def choose_across(
 ) -> tuple[Tensor, Tensor]:
     """(tokens, scores): [rows], int32 and fp32, the same on every rank.
 
-    x: [rows, width], a rank's channels of the logits; ends: [ranks], int32, as of all_gather. Temperature 0 takes the
-    likeliest, the lowest of equals; others draw as draw_rows does of the whole row, with noise of the tokens' ids. The
-    score is the row's largest logit, which is finite for usable logits.
+    x: [rows, width], a rank's channels of the logits; ends: [ranks], int32, the argument of all_gather. Temperature 0
+    takes the likeliest, the lowest of equals; others draw as draw_rows does of the whole row, with noise of the tokens'
+    ids. The score is the row's largest logit, which is finite for usable logits.
 
-    A rank needs no other's logits: of its own part it offers the likeliest token, and, once all know the largest logit
-    of the row, the one with the largest sum of logit and noise. The largest of these is that of the whole row.
+    A rank does not need the logits of others. It offers the likeliest token of its own part, and, once all know the
+    largest logit of the row, the token with the largest sum of logit and noise. The largest of these is that of the
+    whole row.
     """
     raise alone("choose_across")

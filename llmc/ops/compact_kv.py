@@ -75,8 +75,9 @@ def compact_kv(
 ) -> None:
     """Move the rows with the highest scores of each head to the first rows of the compaction's places, in order.
 
-    k_cache, v_cache: as of kv_write; rows are copied as they are stored. scores: [1, kv_heads · longest], fp32, of row
-    r of head h at h · longest + r. sinks, recent: numbers of first and last rows that are kept whatever their scores.
+    k_cache, v_cache: the caches, as for kv_write; rows are copied as they are stored. scores: [1, kv_heads · longest],
+    fp32; the score of row r of head h is at h · longest + r. sinks, recent: numbers of first and last rows that are
+    kept whatever their scores.
     """
     if not len(compaction):
         return

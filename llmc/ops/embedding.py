@@ -23,6 +23,7 @@ def embedding(ids: Tensor, weight: Tensor, dtype: torch.dtype | None = None) -> 
 @op(fake=like("ids"), stages=FROM_CAPTURED, flops=per_element(3), rows=("ids",))
 def rank_rows(ids: Tensor, first: Tensor, rows: int) -> Tensor:
     """Return the rows of a rank's part of a table for ids: id - first, and `rows` for ids of other ranks, whose row is
-    zero. ids: [tokens], int32. first: [1], int32, the id of the part's first row; rows: of other than zero."""
+    zero. ids: [tokens], int32. first: [1], int32, the id of the part's first row; rows: number of rows of the part,
+    without the row of zeros."""
     own = ids - first.to(ids.dtype)
     return torch.where((own >= 0) & (own < rows), own, rows)

@@ -39,8 +39,8 @@ def join_scores(
         scores: Scores of the layer, [1, its KV heads · longest], fp32.
         before: Joined scores of the layers before it, [1, longest] if across_heads, else in the form of scores; None
             for the first layer.
-        compaction: As of compact_kv.
-        longest: As of score_keys.
+        compaction: The compaction, as for compact_kv.
+        longest: Rows of the longest sequence.
         kv_heads: KV heads of the result. With across_heads all of them get the same scores.
         across_heads: Whether all heads of a layer choose together, and not each KV head alone.
     """

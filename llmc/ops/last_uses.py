@@ -49,8 +49,8 @@ def last_uses(
 ) -> Tensor:
     """The number of the update in which each row's block was last used, plus its share of attention then.
 
-    Arguments as of sum_attention; sums holds these numbers. Returns [1, kv_heads · longest], fp32. Query heads of one
-    KV head are averaged.
+    The arguments are those of sum_attention; sums holds these numbers. Returns [1, kv_heads · longest], fp32. Query
+    heads of one KV head are averaged.
     """
     heads, block_size = k_cache.shape[1:3]
     result = k_cache.new_zeros((heads, longest), dtype=torch.float32)

@@ -32,10 +32,10 @@ def peak_attention(
 ) -> Tensor:
     """The largest attention to each of a request's rows, with that of its last queries: [1, kv_heads · longest], fp32.
 
-    Arguments as of sum_attention; sums holds these maxima. Only the first `tokens` rows of the compaction are the
-    request's own. The rows after them are those of tokens that are read again; they score NEVER. A compaction without
-    queries comes before the reading: all rows of the request start at 0. The maximum is over all query heads of a KV
-    head.
+    The arguments are those of sum_attention; sums holds these maxima. Only the first `tokens` rows of the compaction
+    are the request's own. The rows after them are those of tokens that are read again; they score NEVER. A compaction
+    without queries comes before the reading: all rows of the request start at 0. The maximum is over all query heads of
+    a KV head.
     """
     heads, block_size = k_cache.shape[1:3]
     found = k_cache.new_zeros((heads, longest), dtype=torch.float32)

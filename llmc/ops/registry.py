@@ -46,7 +46,7 @@ def like(*names: str) -> Fake:
 def product_result(*, rows: int = 1, dtype: torch.dtype | None = None) -> Fake:
     """The fake of a product: x's rows, with a channel for each `rows` rows of weight: [out, in].
 
-    dtype: of the result; None: the argument of that name says it, or else x's does.
+    dtype: the dtype of the result; None for that of the argument `dtype`, or else of x.
     """
 
     def fake(a: Any) -> torch.Tensor:

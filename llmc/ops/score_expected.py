@@ -29,7 +29,7 @@ def means_of(total: Tensor, sizes: Tensor, count: int, scale: float, interleaved
         sizes: Sum of the absolute values of their pairs, [heads, rotary / 2], fp64.
         count: Number of queries.
         scale: The factor of the rotation, which queries have too.
-        interleaved: As of llmc::rope.
+        interleaved: The order of pairs, as for llmc::rope.
     """
     means, half = total / count, sizes.shape[1]
     means[:, : 2 * half] *= scale
@@ -97,14 +97,14 @@ def score_expected(
     heads of its KV head. Pinned rows score infinity, other rows that stay 0.
 
     Args:
-        k_cache, longest: As of score_keys.
-        compaction: As of compact_kv, without queries.
+        k_cache, longest: The arguments of score_keys.
+        compaction: The compaction, as for compact_kv, without queries.
         means: q̄ by channels, then a - |q̄| by pairs, [heads, channels + rotary / 2], fp32; both times the factor of the
             rotation.
         inv_freq: [rotary / 2]: keys were rotated by llmc::rope with their positions' angles.
-        interleaved: As of llmc::rope.
+        interleaved: The order of pairs, as for llmc::rope.
         is_spread: Whether rotate_heads was applied to keys after that.
-        sinks, recent: As of compact_kv.
+        sinks, recent: Numbers of first and last rows that are kept, as for compact_kv.
     """
     heads, block_size = k_cache.shape[1:3]
     found = k_cache.new_zeros((heads, longest), dtype=torch.float32)

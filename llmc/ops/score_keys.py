@@ -26,7 +26,8 @@ def window_scores(q: Tensor, k: Tensor, scale: float, pool: int, softcap: float 
 
 
 def causal_attention(q: Tensor, k: Tensor, scale: float, softcap: float | None) -> Tensor:
-    """Probabilities [heads, queries, keys], fp32, of queries of the last positions. Arguments as of window_scores."""
+    """Probabilities [heads, queries, keys], fp32, of queries of the last positions. The arguments are those of
+    window_scores."""
     queries, keys = len(q), len(k)
     own = torch.arange(keys - queries, keys)[:, None]
     logits = attention_logits(q, k, scale, softcap)
@@ -34,14 +35,14 @@ def causal_attention(q: Tensor, k: Tensor, scale: float, softcap: float | None) 
 
 
 def attention_logits(q: Tensor, k: Tensor, scale: float, softcap: float | None) -> Tensor:
-    """Logits [heads, queries, keys], fp32, of all pairs. Arguments as of window_scores."""
+    """Logits [heads, queries, keys], fp32, of all pairs. The arguments are those of window_scores."""
     group = q.shape[1] // k.shape[1]
     logits = torch.einsum("qhd,khd->hqk", q.float(), k.float().repeat_interleave(group, dim=1)) * scale
     return logits if softcap is None else softcap * torch.tanh(logits / softcap)
 
 
 def last_queries(q_first: Tensor, q_second: Tensor, this: Compaction) -> Tensor:
-    """The queries of a compaction, [queries, heads, head_dim]. q_first, q_second: as of score_keys."""
+    """The queries of a compaction, [queries, heads, head_dim]. q_first, q_second: the arguments of score_keys."""
     slots, block_size = this.queries, q_first.shape[2]
     halves = [cache[slots // block_size, :, slots % block_size] for cache in (q_first, q_second)]
     return torch.cat(halves, dim=1).flatten(1).view(len(slots), q_first.shape[1], -1)
@@ -73,8 +74,9 @@ def score_keys(
     """The scores of a request's rows by its last queries (`window_scores`): [1, kv_heads · longest], fp32.
 
     q_first, q_second: caches of queries, [blocks, heads, block_size, head_dim / 2]: half i of all heads' halves, in
-    order, is head i of the first, or of the second. k_cache: as of kv_write. compaction: as of compact_kv. longest:
-    rows of the longest sequence. Rows under the queries, and those after the request's, score 0.
+    order, is head i of the first, or of the second. k_cache: the keys' cache, as for kv_write. compaction: the
+    compaction, as for compact_kv. longest: rows of the longest sequence. Rows under the queries, and those after the
+    request's, score 0.
     """
     heads, block_size = k_cache.shape[1:3]
     found = k_cache.new_zeros((heads, longest), dtype=torch.float32)

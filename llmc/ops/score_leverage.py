@@ -98,14 +98,14 @@ def score_leverage(
     score 0. The first `sinks` rows take no part in their chunk's attention either.
 
     Args:
-        q_first, q_second, k_cache, longest: As of score_keys.
-        v_cache: As of kv_write.
+        q_first, q_second, k_cache, longest: The arguments of score_keys.
+        v_cache: The values' cache, as for kv_write.
         attention, positions: [blocks, kv_heads, block_size, 1], fp32, of the rows before the chunk, as returned for
             them.
-        compaction: As of compact_kv.
+        compaction: The compaction, as for compact_kv.
         sketch: [head_dim, SKETCH], fp32.
         inv_freq: [rotary / 2]: keys were rotated by llmc::rope with their positions' angles. None: they were not.
-        interleaved: As of llmc::rope.
+        interleaved: The order of pairs, as for llmc::rope.
         is_spread: Whether rotate_heads was applied to keys after that.
         scale, softcap: Parameters of the layer's attention.
 

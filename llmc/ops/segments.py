@@ -1,4 +1,4 @@
-"""llmc::segments — which text of a pair each token is of; llmc::segments_of_texts, the same of a step's pairs.
+"""llmc::segments — which text of a pair each token belongs to; llmc::segments_of_texts does this for a step's pairs.
 
     segments(ids)[t] = min(number of separators before t, count - 1)
 BERT's `[CLS] a [SEP] b [SEP]` has the segments 0 0 0 1 1: the segments that tokenizers return follow from the ids.

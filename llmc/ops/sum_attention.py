@@ -29,8 +29,8 @@ def sum_attention(
 ) -> Tensor:
     """The sums of a request's rows with the attention of its last queries: [1, kv_heads · longest], fp32.
 
-    q_first, q_second, k_cache, longest: as of score_keys. sums: [blocks, kv_heads, block_size, 1], fp32, of the rows
-    before the queries'; the rows of the queries have none yet. Query heads of one KV head are averaged.
+    q_first, q_second, k_cache, longest: the arguments of score_keys. sums: [blocks, kv_heads, block_size, 1], fp32, of
+    the rows before the queries'; the rows of the queries have none yet. Query heads of one KV head are averaged.
     """
     heads, block_size = k_cache.shape[1:3]
     scores = k_cache.new_zeros((heads, longest), dtype=torch.float32)
@@ -50,8 +50,8 @@ def keep_sums(
 ) -> None:
     """Write numbers of the rows that compact_kv keeps to where it moves them.
 
-    sums: as of sum_attention. kept_first, kept_last: sinks and recent of compact_kv. numbers: of the rows, in the form
-    of scores; their scores unless given.
+    sums: the sums of sum_attention. kept_first, kept_last: sinks and recent of compact_kv. numbers: the numbers of the
+    rows, in the form of scores; the scores themselves unless given.
     """
     if not len(compaction):
         return

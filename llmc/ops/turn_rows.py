@@ -30,8 +30,9 @@ def turn_rows(
 ) -> None:
     """Move the last rows up to after the first `sinks`, and turn their keys back by the rows that they pass.
 
-    k_cache, v_cache: as of kv_write; keys are rotated as by llmc::rope with angles of inv_freq, [rotary / 2]. Values,
-    and the first rows, are copied as they are stored. compaction: as of compact_kv, without queries.
+    k_cache, v_cache: the caches, as for kv_write; keys are rotated as by llmc::rope with angles of inv_freq, [rotary /
+    2]. Values, and the first rows, are copied as they are stored. compaction: the compaction, as for compact_kv,
+    without queries.
     """
     if not len(compaction):
         return

@@ -88,7 +88,7 @@ def weight_scales(weight: Tensor, format: str, group: int, symmetric: bool, rows
 
 @op(fake=lambda a: a.scales.new_empty(a.scales.shape, dtype=torch.int8), stages=IN_NO_GRAPH, flops=per_element(1))
 def weight_zeros(weight: Tensor, scales: Tensor, format: str, rows: int) -> Tensor:
-    """The code of zero, int8 [out, groups], that gives each group's minimum the least code: of asymmetric integers."""
+    """The code of zero, int8 [out, groups], that gives each group's minimum the least code, for asymmetric integers."""
     low, _ = _extent(weight, weight.shape[1] // scales.shape[1], rows)
     integers = CODE_FORMATS[format].integers
     assert integers is not None, f"{format} has no zeros"

@@ -53,7 +53,7 @@ _GROUPS = (
 def passes_page(verdicts: Mapping[str, str]) -> str:
     """docs/passes.md: every built-in pass in order; passes that share a file share a section.
 
-    verdicts: of `llmc prove`, by the passes' names.
+    verdicts: the verdicts of `llmc prove`, by the passes' names.
     """
     numerics = "\n".join(f"- **{name}**: {meaning}" for name, meaning in _NUMERICS.items())
     order = " → ".join(pass_.name for _, _, members in _GROUPS for pass_ in members())

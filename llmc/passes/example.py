@@ -29,8 +29,8 @@ class Example:
     """A graph of a few ops, drawn by calling them on the body's parameters.
 
     values: what each parameter is: a float32 tensor as its shape, in which "T" is the count of the step's tokens; an
-    integer tensor as it is; any other constant. weights: which of them are weights. cache: of a graph that has one.
-    options: with which a pass is run on it.
+    integer tensor as it is; any other constant. weights: which of them are weights. cache: the KV cache of a graph that
+    has one. options: the options with which a pass is run on it.
     """
 
     body: Body
@@ -63,7 +63,7 @@ def _is_tensor(value: Any) -> bool:
 
 
 class ExampleFakes:
-    """Fake values of graphs that share one count of tokens. values: of their calls."""
+    """Fake values of graphs that share one count of tokens. values: the fake values of their calls."""
 
     def __init__(self) -> None:
         self.values = FakeValues()

@@ -25,9 +25,9 @@ S = TypeVar("S", bound=LooksAtData)
 class PlannedWeight(Generic[S]):
     """One weight and its scheme, None to leave it alone.
 
-    module: its name in the checkpoint without `.weight`, or lm_head. tensor: of the checkpoint, for messages. readers:
-    the products and lookups that read it, in order. weights: its placeholders, more than one if it is tied. is_ruled:
-    a rule of the user's decided.
+    module: its name in the checkpoint without `.weight`, or lm_head. tensor: the name of the checkpoint's tensor, for
+    messages. readers: the products and lookups that read it, in order. weights: its placeholders, more than one if it
+    is tied. is_ruled: a rule of the user's decided.
     """
 
     module: str

@@ -107,16 +107,28 @@ class RewriteLog:
         self._refusals = {}
 
     def rewrites(self) -> tuple[RewriteRecord, ...]:
-        """Return the rewrites of the current pass."""
+        """Return the rewrites of the current pass.
+
+        Returns:
+            The records in the order of the rewrites, each with the names of the nodes that it made.
+        """
         created = self._graph.made
         return tuple(replace(r, made=tuple(created.get(self._title(r.number), ()))) for r in self._rewrites)
 
     def history(self) -> tuple[RefusalRecord, ...]:
-        """Return the near-misses of all passes before this one, for contracts that explain what was not rewritten."""
+        """Return the near-misses of earlier passes, for contracts that explain what was not rewritten.
+
+        Returns:
+            The records of all passes before this one, in the order in which they were found.
+        """
         return tuple(self._history)
 
     def refusals(self) -> tuple[RefusalRecord, ...]:
-        """Return the near-misses of the current pass, in the order in which they were found."""
+        """Return the near-misses of the current pass.
+
+        Returns:
+            The records in the order in which they were found, without those that `drop_refusals` dropped.
+        """
         return tuple(self._refusals.values())
 
     def _title(self, number: int) -> str:

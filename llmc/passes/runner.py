@@ -122,7 +122,7 @@ def _check_result(
 
 
 def _record(graph_pass: Pass, result: ModelGraph, log: RewriteLog, seconds: float, size: int) -> PassRecord:
-    """size: of the graph before the pass, in nodes."""
+    """Return the record of a pass that ran. size: number of nodes of the graph before the pass."""
     budget = None if isinstance(graph_pass, Rewrite) else graph_pass.budget
     rewrites, refusals, after = log.rewrites(), log.refusals(), len(result.graph.nodes)
     return PassRecord(

@@ -25,7 +25,7 @@ def collective_bytes(launch: Launch, step: StepShape, ranks: int) -> float:
 
 
 def collective_seconds(launch: Launch, step: StepShape, ranks: int, link: Link, *, custom: bool = True) -> float:
-    """Seconds on the link. custom: as of Link.all_reduce."""
+    """Seconds on the link. custom: see Link.all_reduce."""
     nbytes = collective_bytes(launch, step, ranks)
     if launch.family == ALL_REDUCE:
         return link.all_reduce(nbytes, ranks, custom=custom)

@@ -40,7 +40,7 @@ def predict_launch(cost: LaunchCost, step: StepShape, rates: Rates) -> float:
 
 
 def predict_step(program: Program, step: StepShape, rates: Rates) -> float:
-    """Seconds of the step's launches together, on one machine. rates: of a rank, if there are several."""
+    """Seconds of the step's launches together, on one machine. rates: the rates of one rank, if there are several."""
     return sum(
         collective_seconds(launch, step, program.ranks, SHARED_MEMORY)
         if is_collective(launch)

@@ -15,7 +15,8 @@ _NO_LIMIT = 1 << 60
 
 @dataclass(frozen=True)
 class Mount:
-    """A hierarchy of groups. root: the group at the mount's place. controllers: of version 1; empty for version 2."""
+    """A hierarchy of groups. root: the group at the mount's place. controllers: the controllers of version 1; empty for
+    version 2."""
 
     place: Path
     root: str

@@ -199,7 +199,8 @@ class CachePolicy:
         return list(next(islice(self._tables(cuts), tokens, None)))
 
     def seen(self, tokens: int, prompt: int | None = None) -> Iterator[list[int]]:
-        """Yield for each token of a sequence the positions whose keys it sees, in order. As of `cuts_before`."""
+        """Yield for each token of a sequence the positions whose keys it sees, in order. The arguments are those of
+        `cuts_before`."""
         visible, cuts = self.visible, self.cuts_before(tokens, tokens if prompt is None else prompt)
         for position, before in enumerate(islice(self._tables(cuts), tokens)):
             first, rows = visible.first(len(before)), [*before, position]

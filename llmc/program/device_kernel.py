@@ -12,7 +12,7 @@ LIBRARY = "library"
 class DeviceParameter:
     """A run-time parameter of a GPU kernel, in order. type: as Triton writes it (*bf16, *i32, i32, fp32).
 
-    divisible: the kernel was compiled for multiples of 16 only: of a pointer, the address in bytes.
+    divisible: the kernel was compiled for multiples of 16 only; for a pointer, this holds for the address in bytes.
     """
 
     name: str
@@ -24,7 +24,7 @@ class DeviceParameter:
 class DeviceBinary:
     """A kernel compiled for one instruction set. file: in the engine. entry: the function's name in it.
 
-    threads: of a block. shared_bytes: dynamic shared memory of a block. registers, spill_bytes: of a thread.
+    threads: threads per block. shared_bytes: dynamic shared memory of a block. registers, spill_bytes: per thread.
     extra_pointers: trailing pointer parameters that Triton added; the first is to global scratch memory of
     scratch_bytes a block, the others may be null. assembly: the file with the compressed PTX that it was assembled
     from; None if the engine does not keep it. is_dependent: blocks wait for the launch before by themselves, so a

@@ -36,9 +36,9 @@ class Activation(Enum):
 class Head:
     """The head of a model that computes a row per text. width: numbers per text, before Matryoshka cuts. whole_texts:
     all tokens of a text come in one step, since its row depends on tokens in ways that a KV cache does not hold.
-    normalized: vectors are scaled to length 1 unless a request says otherwise. labels: of the numbers of a classifier,
-    in order. activation: of a score's, or a classifier's. preparation: of texts that are embedded. similarity: of their
-    vectors."""
+    normalized: vectors are scaled to length 1 unless a request says otherwise. labels: the labels of the numbers of a
+    classifier, in order. activation: the activation of a score's or a classifier's numbers. preparation: the
+    preparation of texts that are embedded. similarity: the similarity that compares their vectors."""
 
     task: Task
     pooling: Pooling

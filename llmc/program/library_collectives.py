@@ -54,7 +54,8 @@ def exchange_rows(
 
 
 def gather_shares(ranks_ptr: Tensor, y_ptr: Tensor, rows: int, WIDTH: int, RANKS: int) -> None:
-    """Each rank's share of the rows of y, as of exchange_rows, to all others, in place; y: contiguous."""
+    """Send each rank's share of the rows of y to all others, in place; shares are those of exchange_rows. y:
+    contiguous."""
     import torch.distributed as distributed
 
     share = rows // RANKS * WIDTH

@@ -60,9 +60,9 @@ class Layout(Enum):
     GATED_SPARSE_CODE_PANELS: the same without the elements that are zero. CODE_ROWS, CODE_PAIR_ROWS: row-major codes of
     a quantized weight alone, a byte each or two in a byte; CODE_2_ROWS, CODE_3_ROWS, CODE_5_ROWS, CODE_6_ROWS: their
     low two or four bits so, the higher bits after them; STEP_ROWS: the steps of its scales and minima, in their bits
-    (codegen/triton/code_rows.py). MASK_ROWS, MASK_STARTS: of a weight without its zeros where its
-    elements are, and where those of a row begin, which are ROWS (codegen/triton/mask_rows.py). VECTOR_F32: a vector
-    widened to fp32. NIBBLES: codes of four bits in their order, two in a byte, the first in its low half.
+    (codegen/triton/code_rows.py). MASK_ROWS, MASK_STARTS: for a weight without its zeros, the places of its elements,
+    and the number of each row's first element; the elements are ROWS (codegen/triton/mask_rows.py). VECTOR_F32: a
+    vector widened to fp32. NIBBLES: codes of four bits in their order, two in a byte, the first in its low half.
     """
 
     ROWS = "rows"
@@ -153,7 +153,7 @@ class Buffer:
 class WeightSlot:
     """One weight pointer handed to the engine: `name` in weights/*.safetensors, `shape` as in the graph.
 
-    nbytes: of the stored tensor in `layout`, padding included.
+    nbytes: bytes of the stored tensor in `layout`, padding included.
     """
 
     name: str
@@ -229,15 +229,15 @@ class Launch:
     """One kernel call.
 
     kernel: on a CPU a function (kernels/api.h, or a loop of the engine's), on a GPU the name of a DeviceKernel. family:
-    the function without its element types, LOOP for a generated one. dtypes: of the elements that it is for, as
-    safetensors names; of a cache of codes (llmc/formats/cache_format.py), theirs. arguments: the fields of the kernel's
-    struct or the parameters of the DeviceKernel; rows, p0, p1, … of a loop. grid: of a GPU launch, one to three
-    expressions (launch_grid.py); empty on a CPU. only: the steps that the launch runs in; None is all of them. wanted:
-    what those are to give; empty for anything. sides: it runs only in steps that need one of these side outputs or, of
-    ADAPTERS, in which a token has an adapter; empty for all. unless: and in none that needs one of these. bytes_moved
-    and flops are sympy expressions over the symbols of graph/cost.py, as text (prediction/cost_expression.py). seconds:
-    predicted with all that tiling adds, together with the launches that follow for the same node, at the maximum rows
-    of `only`; None if bytes and operations determine it.
+    the function without its element types, LOOP for a generated one. dtypes: the dtypes of the elements that it is for,
+    by their names in safetensors; for a cache of codes, the name of the codes' format (llmc/formats/cache_format.py).
+    arguments: the fields of the kernel's struct or the parameters of the DeviceKernel; rows, p0, p1, … of a loop. grid:
+    the grid of a GPU launch, one to three expressions (launch_grid.py); empty on a CPU. only: the steps that the launch
+    runs in; None is all of them. wanted: what those are to give; empty for anything. sides: it runs only in steps that
+    need one of these side outputs or, of ADAPTERS, in which a token has an adapter; empty for all. unless: and in none
+    that needs one of these. bytes_moved and flops are sympy expressions over the symbols of graph/cost.py, as text
+    (prediction/cost_expression.py). seconds: predicted with all that tiling adds, together with the launches that
+    follow for the same node, at the maximum rows of `only`; None if bytes and operations determine it.
     """
 
     kernel: str
@@ -321,11 +321,11 @@ class Program:
 
     vocab_size: columns of the row in fp32 that a step gives for each logit row: logits, or what a head makes of a text.
     hidden_width: columns of the step input `hidden` (HIDDEN), of drafts and of stages that follow another; 0 for a
-    program that reads none. layout: of the engine's ranks; those of one stage run the program together, each with its
-    own weights and caches. stage: which one it is. hands_over: columns of the rows in fp32, one for each token, that a
-    step gives for the next stage in the place of logits; 0 where it gives logits. adapters: where they go; None for an
-    engine that takes none. states: what its ops carry from token to token. policies: of the groups of caches after the
-    first, which keeps everything.
+    program that reads none. layout: the layout of the engine's ranks; those of one stage run the program together, each
+    with its own weights and caches. stage: which one it is. hands_over: columns of the rows in fp32, one for each
+    token, that a step gives for the next stage in the place of logits; 0 where it gives logits. adapters: where they
+    go; None for an engine that takes none. states: what its ops carry from token to token. policies: the policies of
+    the groups of caches after the first, which keeps everything.
     """
 
     limits: Limits

@@ -12,7 +12,7 @@ class Stride(Compression):
     """Keeps every `step`-th old position, the first `sinks` and the last `recent`.
 
     Args:
-        step: of this many old positions one is kept.
+        step: one of each `step` old positions is kept.
         recent: number of positions before a cut that stay exact.
         sinks: number of positions at the beginning that stay exact.
         rows: number of rows that a cut leaves of step·rows old positions.

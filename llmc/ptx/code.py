@@ -56,8 +56,8 @@ def load_code(text: str, name: str, *, threads: int, shared_bytes: int, entry: s
 
     Args:
         text: PTX.
-        name: of the file, for errors and findings.
-        threads: of a block.
+        name: the name of the file, for errors and findings.
+        threads: threads per block.
         shared_bytes: dynamic shared memory of a block.
         entry: the kernel's name; None for the only one.
 

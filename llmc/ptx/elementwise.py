@@ -19,8 +19,8 @@ Action = Callable[[Team, Mask], None]
 
 @dataclass(frozen=True)
 class Elementwise:
-    """An instruction that computes each thread's value separately. sources: the types of the operands. function: of
-    their values, to values of the type `result`."""
+    """An instruction that computes each thread's value separately. sources: the types of the operands. function:
+    computes values of the type `result` from the operands' values."""
 
     sources: tuple[np.dtype[Any], ...]
     result: np.dtype[Any]

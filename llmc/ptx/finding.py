@@ -64,7 +64,7 @@ class Findings:
         instruction: Instruction,
         count: int,
     ) -> None:
-        """Record a fault. block: its number in the launch. count: of threads that have it."""
+        """Record a fault. block: its number in the launch. count: number of threads that have it."""
         key = check, instruction.line
         x, y, _ = self._grid
         place = block % x, block // x % y, block // (x * y)

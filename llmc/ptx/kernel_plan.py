@@ -19,8 +19,8 @@ _VARIABLES_BASE = 1 << 56
 
 @dataclass(frozen=True)
 class KernelPlan:
-    """The memory that a kernel needs. module: the name of its file. shared_bytes, local_bytes: of a block and of a
-    thread. symbols: addresses of variables and parameters, each in its space. variables: those in global memory."""
+    """The memory that a kernel needs. module: the name of its file. shared_bytes, local_bytes: bytes of a block and of
+    a thread. symbols: addresses of variables and parameters, each in its space. variables: those in global memory."""
 
     kernel: Kernel
     module: str
@@ -55,7 +55,7 @@ class KernelPlan:
 
 
 def plan_kernel(kernel: Kernel, module: str, threads: int, dynamic_bytes: int) -> KernelPlan:
-    """Place a kernel's variables. dynamic_bytes: of shared memory, which the launch gives.
+    """Place a kernel's variables. dynamic_bytes: bytes of dynamic shared memory, which the launch gives.
 
     A variable whose size the launch decides begins after all others.
     """

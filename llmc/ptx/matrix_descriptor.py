@@ -25,8 +25,8 @@ _SWIZZLES = (0, 128, 64, 32)
 
 @dataclass(frozen=True)
 class MatrixDescriptor:
-    """The descriptor of a matrix in shared memory. leading, stride: byte offsets. base_offset: of a pattern that does
-    not begin at a multiple of its size."""
+    """The descriptor of a matrix in shared memory. leading, stride: byte offsets. base_offset: the offset of a pattern
+    that does not begin at a multiple of its size."""
 
     address: int
     leading: int
@@ -50,7 +50,7 @@ def chunk_offsets(
         leading: byte offset of the leading dimension.
         stride: byte offset of the other.
         swizzle_bytes: 0, 32, 64 or 128.
-        rows: of the matrix along M or N; transposed, along K.
+        rows: rows of the matrix along M or N; transposed, along K.
         row_bytes: bytes of a row, along K; transposed, along M or N.
         is_transposed: whether M or N is the dimension along which elements lie side by side.
 
@@ -66,5 +66,5 @@ def chunk_offsets(
 
 
 def chunk_addresses(starts: Offsets, offsets: Offsets, swizzle_bytes: int) -> Offsets:
-    """[matrices, rows, chunks]: the addresses in shared memory. starts: of each matrix."""
+    """[matrices, rows, chunks]: the addresses in shared memory. starts: the start address of each matrix."""
     return swizzled(starts[:, None, None] + offsets, swizzle_bytes)

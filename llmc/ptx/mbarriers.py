@@ -48,7 +48,11 @@ class _MBarrier:
 
 
 class MBarriers:
-    """The mbarriers of a team's blocks, by their offset in shared memory."""
+    """The mbarriers of a team's blocks, by their offset in shared memory.
+
+    order: see Order. shadow: the record of accesses to shared memory. row_bytes: bytes of shared memory from one block
+    to the next. tell: reports a finding about threads.
+    """
 
     def __init__(self, order: Order, shadow: Shadow, row_bytes: int, tell: Tell) -> None:
         self._order, self._shadow, self._row_bytes, self._tell = order, shadow, row_bytes, tell

@@ -141,7 +141,7 @@ class Guard:
 
 @dataclass(frozen=True)
 class Instruction:
-    """An instruction of PTX. opcode: the whole name, modifiers included. line: of the PTX file, from 1."""
+    """An instruction of PTX. opcode: the whole name, modifiers included. line: the line of the PTX file, from 1."""
 
     opcode: str
     operands: tuple[Operand, ...]
@@ -193,7 +193,7 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Module:
-    """A PTX file. name: of the file, for errors."""
+    """A PTX file. name: the name of the file, for errors."""
 
     name: str
     version: tuple[int, int]

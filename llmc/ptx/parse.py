@@ -31,7 +31,7 @@ def parse_module(text: str, name: str) -> Module:
 
     Args:
         text: PTX of any version.
-        name: of the file, for errors and findings.
+        name: the name of the file, for errors and findings.
 
     Raises:
         PtxError: it is not PTX, is truncated, or names an undeclared register, label or file.

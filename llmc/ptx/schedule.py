@@ -24,7 +24,7 @@ class Strand:
 
 @dataclass(frozen=True)
 class Waiting:
-    """Threads that cannot go on, for a report. row: of their block."""
+    """Threads that cannot go on, for a report. row: the row of their block."""
 
     row: int
     threads: Indices

@@ -18,8 +18,8 @@ _ROW_ALIGNMENT = 1024
 
 
 class SharedMemory:
-    """The shared memory of blocks. nbytes: of a block. granule: the least number of bytes that an instruction of the
-    kernel touches."""
+    """The shared memory of blocks. nbytes: bytes per block. granule: the least number of bytes that an instruction of
+    the kernel touches."""
 
     def __init__(self, blocks: int, threads: int, nbytes: int, granule: int, order: Order, tell: Tell) -> None:
         self.nbytes, self._threads, self._tell = nbytes, threads, tell

@@ -40,7 +40,7 @@ _HEADER = re.compile(r"\.[^{;]*")
 
 
 def statements(text: str, name: str) -> Iterator[Statement]:
-    """The statements of PTX text in order. name: of the file. Raises PtxError where the text ends too early."""
+    """The statements of PTX text in order. name: the name of the file. Raises PtxError if the text ends too early."""
     text = _COMMENT.sub(lambda match: re.sub(r"[^\n]", " ", match[0]), text)
     ends = [match.start() for match in re.finditer("\n", text)]
     position, depth = 0, 0

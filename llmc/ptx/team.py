@@ -114,7 +114,7 @@ class Team:
     # ---- registers ---------------------------------------------------------------------------------------------------
 
     def write(self, register: Register, value: Values, mask: Mask) -> None:
-        """A register of the threads in the mask. value: of the register's size."""
+        """Write a register of the threads in the mask. value: one value per thread, in the register's size."""
         if mask is not None:
             value = select(mask, value, self.registers[register.index])
         self.registers[register.index] = value

@@ -114,7 +114,7 @@ def _problem(tensor_map: TensorMap) -> str | None:
 
 def swizzled(offsets: npt.NDArray[np.intp], swizzle_bytes: int) -> npt.NDArray[np.intp]:
     """Return the places of bytes of shared memory whose rows have their runs of 16 exchanged: bits 4 to 6 of an address
-    change by bits 7 to 9. swizzle_bytes: of a row, 0 for no exchange."""
+    change by bits 7 to 9. swizzle_bytes: bytes of a row, 0 for no exchange."""
     if not swizzle_bytes:
         return offsets
     return offsets ^ (offsets >> 7 & swizzle_bytes // 16 - 1) << 4

@@ -19,8 +19,8 @@ from llmc.report.placements.record import Placements, StageRanks, stage_ranks
 
 @dataclass(frozen=True)
 class RankExplanation:
-    """The division of a model among ranks. placements: of weights and collectives. stages: in order, and their ranks.
-    plan: Hugging Face's, by module; empty without one."""
+    """The division of a model among ranks. placements: the placements of weights and collectives. stages: the stages in
+    order, and their ranks. plan: Hugging Face's plan, by module; empty without one."""
 
     placements: Placements
     stages: tuple[StageRanks, ...]
@@ -37,7 +37,7 @@ class RankExplanation:
 @dataclass(frozen=True)
 class Explanation:
     """The content of `llmc explain`. passes: those that ran, in order. coverage: what they reached. error: what ended
-    the pipeline early. ranks: of a model that is cut for several."""
+    the pipeline early. ranks: the ranks of a model that is cut for several."""
 
     passes: tuple[PassRecord, ...]
     coverage: tuple[Coverage, ...]

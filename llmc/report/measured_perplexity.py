@@ -17,8 +17,8 @@ PERPLEXITY_VERSION = 1
 class MeasuredPerplexity:
     """An engine's perplexity over a text, and that of the unquantized source model in the same dtype.
 
-    model, quantize, kv_cache: of the engine, to know it again. text: the file's name. tokens: predicted. length: of
-    the windows that the text was cut into.
+    model, quantize, kv_cache: the engine's, to identify it. text: the file's name. tokens: number of predicted tokens.
+    length: length of the windows that the text was cut into, in tokens.
     """
 
     version: int

@@ -368,7 +368,8 @@ class AsyncEngine:
         return RankRestarts(executor, lambda: self._commands.put(lambda: self._replace_ranks(None)))
 
     def _replace_ranks(self, error: RankError | None) -> None:
-        """After a rank was lost: end the requests in flight, and start it again for later ones. error: of a step."""
+        """End the requests in flight after a rank was lost, and start the rank again for later ones. error: the error
+        of a step, if one raised it."""
         self._busy_since, lost = None, self._rank_restarts.lost
         if lost is None and error is not None:
             raise error  # A rank of the drafter's engine was lost.

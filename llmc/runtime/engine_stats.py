@@ -152,10 +152,10 @@ class EngineStats:
     blocks_total; cached blocks hold a prefix that no request uses now, and are reused when needed. groups: the same
     counts for layers that do not keep the whole sequence, which have their own blocks.
     prefix_cache_queries and prefix_cache_hits: in tokens, as vLLM counts them; a hit is a token that need not be
-    computed again, also for models with states. snapshots: of a model with states, None for other models. finished:
-    requests by finish reason, including "error". recent_steps: the latest steps, oldest first. rank_restarts: number of
-    restarts of each rank except the first after it was lost. restarts: number of times the engine was reopened.
-    offload: None without a second tier.
+    computed again, also for models with states. snapshots: the snapshots of states; None for models without states.
+    finished: requests by finish reason, including "error". recent_steps: the latest steps, oldest first. rank_restarts:
+    number of restarts of each rank except the first after it was lost. restarts: number of times the engine was
+    reopened. offload: None without a second tier.
     """
 
     running: int

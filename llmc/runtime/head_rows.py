@@ -15,7 +15,8 @@ Rows = npt.NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Classification:
-    """How well labels fit a text. scores: of all labels, in the order of the model's. label: the one that fits best."""
+    """How well labels fit a text. scores: the scores of all labels, in the model's order. label: the one that fits
+    best."""
 
     label: str
     scores: Row

@@ -60,8 +60,8 @@ class DivisionWish:
 
 @dataclass(frozen=True)
 class Considered:
-    """The divisions that were compared, and the chosen one. comparison: of every division of a machine's ranks that can
-    be built, under a load of `requests` requests."""
+    """The divisions that were compared, and the chosen one. comparison: the comparison of every division of a machine's
+    ranks that can be built, under a load of `requests` requests."""
 
     comparison: Comparison
     machine: Machine

@@ -10,7 +10,7 @@ from llmc.program import RankLayout
 
 @dataclass(frozen=True)
 class Division:
-    """A division of ranks into replicas, stages and tensor ranks. layout: of one replica."""
+    """A division of ranks into replicas, stages and tensor ranks. layout: the layout of one replica."""
 
     layout: RankLayout
     replicas: int

@@ -15,7 +15,8 @@ _HOUR, _MILLION = 3600.0, 1e6
 
 @dataclass(frozen=True)
 class Fleet:
-    """The fewest ranks of a target that serve the load. price: of one for an hour, None if it was not said."""
+    """The fewest ranks of a target that serve the load. price: the price of one rank for an hour; None if it was not
+    given."""
 
     target: str
     ranks: int

@@ -17,10 +17,10 @@ from llmc.targets.links import Link
 
 @dataclass(frozen=True)
 class Machine:
-    """The hardware to simulate. target: of each rank. memory: bytes of one rank. rates: those of a CPU, measured with
-    all of its threads; None for GPUs. threads: number of these threads. recorded: the file that records the rates.
-    custom: whether small collectives use one-shot exchange instead of a library's ring. link: replaces the target's own
-    link within a machine."""
+    """The hardware to simulate. target: the target of each rank. memory: bytes of one rank. rates: those of a CPU,
+    measured with all of its threads; None for GPUs. threads: number of these threads. recorded: the file that records
+    the rates. custom: whether small collectives use one-shot exchange instead of a library's ring. link: replaces the
+    target's own link within a machine."""
 
     target: Target
     memory: int
@@ -38,7 +38,7 @@ class Machine:
 
 def step_seconds(program: Program, layout: RankLayout, machine: Machine, ranks: int) -> Callable[[StepShape], float]:
     """A function from the shape of a step to its seconds. A step goes through one stage after the other, and the next
-    begins when it has left the last. ranks: of all replicas, which share a CPU.
+    begins when it has left the last. ranks: number of ranks of all replicas, which share a CPU.
 
     Raises TargetError for a target that nothing is known of.
     """

@@ -21,8 +21,8 @@ HAND_OVER = "hand_over"
 
 @dataclass(frozen=True)
 class ModelPrograms:
-    """The programs of a model for each division. before: the model up to the passes that cut it. after: those, and what
-    follows. options: of the build."""
+    """The programs of a model for each division. before: the model up to the passes that cut it. after: these passes
+    and those that follow. options: the options of the build."""
 
     before: ModelGraph
     after: tuple[Pass, ...]

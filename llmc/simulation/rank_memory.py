@@ -11,8 +11,8 @@ from llmc.program.launch_arguments import Operand
 
 @dataclass(frozen=True)
 class RankMemory:
-    """Bytes of one rank. weights, arena: of its stage. kv_groups: of a token in the layers of each group of caches.
-    logits: of a step's rows. has: that there are."""
+    """Bytes of one rank. weights, arena: bytes of its stage's weights and arena. kv_groups: bytes per token in the
+    layers of each group of caches. logits: bytes of a step's rows. has: bytes that the rank has."""
 
     weights: int
     kv_groups: tuple[int, ...]

@@ -28,7 +28,8 @@ class Replica:
     """Requests that one scheduler serves. now: its clock in seconds. steps: number of steps taken. most_blocks: maximum
     number of blocks in use.
 
-    seconds: what a step takes. blocks: of its KV cache; groups: of the groups of caches after the first.
+    seconds: returns the seconds of a step. blocks: number of blocks of its KV cache. groups: the pools of the groups of
+    caches after the first.
     """
 
     def __init__(

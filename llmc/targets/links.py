@@ -101,7 +101,7 @@ def _nvlink(generation: str, bandwidth: float, flagged: float) -> Link:
 NVLINK_3 = _nvlink("3", 12 * 20.0e9, 87.7e9)
 NVLINK_4 = _nvlink("4", 18 * 20.6e9, 141e9)
 NVLINK_5 = _nvlink("5", 18 * 40.1e9, 282e9)
-# 48 GB/s for each of seven, as RCCL counts; latencies as of NVLink.
+# 48 GB/s for each of seven, as RCCL counts; the latencies are those of NVLink.
 XGMI_MI300 = Link("xGMI", 7 * 48.0e9, _ring(0.6e-6, 3.4e-6, 7 * 48.0e9, 141e9), _CUSTOM)
 # 16 lanes of the fourth generation, twice NCCL's 12 GB/s of the third.
 PCIE_4 = Link("PCIe 4", 24e9, _ring(1.0e-6, 5.7e-6, 24e9, 24e9))

@@ -68,10 +68,10 @@ class GpuTarget:
 
     backend, arch, warp_size: arguments of Triton's compiler; arch is a compute capability (90) or a gfx name.
     memory_bytes, shared_memory_per_block: bytes. bandwidth: bytes per second. Rates: FLOP per second of matrix
-    instructions that accumulate in fp32 (fp32_rate: of plain fp32 arithmetic); fp8_rate is None without fp8 units.
-    has_tma: whether tensor descriptors become bulk copies. links: links between several such GPUs. launch: seconds that
-    a launch adds between two others of a CUDA graph. members: the GPUs that a common target covers; it has the minimum
-    of their capabilities.
+    instructions that accumulate in fp32 (fp32_rate: the rate of plain fp32 arithmetic); fp8_rate is None without fp8
+    units. has_tma: whether tensor descriptors become bulk copies. links: links between several such GPUs. launch:
+    seconds that a launch adds between two others of a CUDA graph. members: the GPUs that a common target covers; it has
+    the minimum of their capabilities.
     """
 
     name: str

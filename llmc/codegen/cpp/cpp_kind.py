@@ -41,7 +41,8 @@ class CppKind:
     tokens: TokenDefault = _TOKENS
 
     def check(self, options: BuildOptions) -> None:
-        """Raise OptionError for a dtype, a scheme or a KV cache that the kernels lack."""
+        """Raise OptionError for a dtype, a scheme or a KV cache that the kernels lack, and for options that exclude
+        each other, such as draft layers with pipeline stages."""
         for name in ("dtype", "kv_dtype"):
             if getattr(options, name) == "float16":
                 raise OptionError(

@@ -21,11 +21,11 @@ def hashed_entry(
 
     Args:
         cache: where the entry is.
-        name: of the entry.
+        name: the name of the entry.
         files: the names of the files that `compile` makes.
         compile: writes them into the directory that it is given. Whatever else is there afterwards is removed, also
             where the process is killed: compilers keep their temporary files there.
-        turn: as of CacheDirectory.find_or_make.
+        turn: see CacheDirectory.find_or_make.
 
     Raises:
         LlmcError: what `compile` raises; and where the cache cannot be written.

@@ -33,9 +33,9 @@ Groups = tuple[tuple[KernelCall, ...], ...]
 
 @dataclass(frozen=True)
 class Kernel:
-    """A C++ kernel of an op. family: of functions, one for each combination of element_types. arguments: by the fields
-    of their struct; what is left out, or None, is zero. in_place: an argument that may lie where a result goes, and
-    which result. groups: the launches that a call becomes."""
+    """A C++ kernel of an op. family: the family of its functions, one for each combination of element_types. arguments:
+    by the fields of their struct; what is left out, or None, is zero. in_place: an argument that may lie where a result
+    goes, and which result. groups: the launches that a call becomes."""
 
     family: str | Callable[[Call], str]
     element_types: Callable[[Call], tuple[str, ...]]
@@ -61,10 +61,10 @@ def by_name(
 ) -> Kernel:
     """A kernel whose struct has the names of its op.
 
-    axes: of tensor arguments, as `x[tokens | heads head_dim] cos[_ | half]` (graph/axes.py); their names are the fields
-    that are their sizes, 1 for one that may be missing and is. results: the fields that say where results go. typed:
-    the arguments whose element types choose the function; the first of axes unless given. more: fields other than
-    these, or another value than the argument's.
+    axes: the axes of tensor arguments, as `x[tokens | heads head_dim] cos[_ | half]` (graph/axes.py); their names are
+    the fields that are their sizes, 1 for one that may be missing and is. results: the fields that say where results
+    go. typed: the arguments whose element types choose the function; the first of axes unless given. more: fields other
+    than these, or another value than the argument's.
     """
     tensors = tensor_axes(axes)
     names = tuple(tensors)[:1] if typed is None else tuple(typed)

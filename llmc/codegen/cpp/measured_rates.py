@@ -141,8 +141,8 @@ def _in_cache(
     seconds: Callable[[int, int], float],
     flops: Callable[[int, int], float],
 ) -> KindRates:
-    """multiply and reach. least: bytes that are read at a time: of many heads' keys, more than caches hold.
-    counts: of tokens, and the rows that they make."""
+    """multiply and reach. least: bytes that are read at a time; the keys of many heads are more than caches hold.
+    counts: numbers of tokens, each with the number of rows that they make."""
     small = max(_CACHED_BYTES * machine.threads, least)
     large = _SHARES * small
     reached = {}

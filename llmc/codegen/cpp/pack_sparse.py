@@ -65,7 +65,7 @@ def sparse_shape(shape: tuple[int, ...], layout: Layout, dtype: torch.dtype, sca
 
 
 def pack_sparse(weight: Tensor, layout: Layout, dtype: torch.dtype) -> Tensor:
-    """The weight [out, in] in SPARSE_PANELS or GATED_SPARSE_PANELS: 1-D, its bytes seen as of dtype."""
+    """The weight [out, in] in SPARSE_PANELS or GATED_SPARSE_PANELS: 1-D, its bytes viewed as elements of dtype."""
     shape = sparse_shape(tuple(weight.shape), layout, dtype, None)
     dense = pack(weight, DENSE[layout], dtype).view(shape.panels, shape.elements)
     chunks = ((part, is_stored(part)) for part in dense.split(_PANELS_AT_A_TIME))

@@ -14,8 +14,8 @@ from llmc.program import ITEMSIZES, CacheSlot, Launch
 
 @dataclass(frozen=True)
 class Product:
-    """A kind of product. x: F32 or BF16, which plain weights are too. format: of a weight's codes, with its further
-    fields; None for a plain weight. group: weights of a row that share a float scale, None for all."""
+    """A kind of product. x: F32 or BF16, which plain weights are too. format: the format of a weight's codes, with its
+    further fields; None for a plain weight. group: weights of a row that share a float scale, None for all."""
 
     x: str
     format: str | None = None
@@ -92,7 +92,8 @@ class Lookup:
         return PANEL * self.channels * self.itemsize
 
     def arguments(self, token: int, weight: int, y: int) -> ctypes.Structure:
-        """The kernel's arguments for one id. token: address of the id; weight: of the table; y: of its row."""
+        """The kernel's arguments for one id. token: address of the id; weight: address of the table. y: address of the
+        id's row in the result."""
         values = {"tokens": 1, "channels": self.channels, "ids": token, "weight": weight, "y": (y, self.channels)}
         return kernel_api().arguments(self.function, values)
 
@@ -142,8 +143,8 @@ class Attention:
         return rows * self.k_width, rows * self.v_width
 
     def arguments(self, batch: "Batch", q: int, caches: tuple[int, int], y: int) -> ctypes.Structure:
-        """The kernel's arguments. q: address of the queries [tokens, heads · head_dim]; caches: of the keys and of the
-        values; y: of the result."""
+        """The kernel's arguments. q: address of the queries [tokens, heads · head_dim]; caches: addresses of the keys
+        and of the values. y: address of the result."""
         arrays = {name: getattr(batch, name) for name in ("query_starts", "context_lens", "block_tables")}
         values = {
             "tokens": batch.queries * batch.requests,

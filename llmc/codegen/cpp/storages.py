@@ -26,11 +26,11 @@ _llmc = torch.ops.llmc
 class Storage:
     """How kernels read a weight.
 
-    family: of the functions of its products, before the product's name. product: the arguments that say where the
-    weight lies, and how x arrives, from a call of a product and whether its rows are gates and what they gate. lookup:
-    of an embedding, its function and those arguments. refusal: what no kernel reads; of a product or lookup, and its
-    parts by argument. arrivals: the ops that may yield x. of_experts: whether rows
-    of one expert among many can be found.
+    family: the beginning of the names of the functions of its products, before the product's name. product: the
+    arguments that say where the weight lies, and how x arrives, from a call of a product and whether its rows are gates
+    and what they gate. lookup: the function of an embedding and those arguments. refusal: the reason why no kernel
+    reads the weight, given a product or lookup and its parts by argument. arrivals: the ops that may yield x.
+    of_experts: whether rows of one expert among many can be found.
     """
 
     family: str

@@ -95,7 +95,7 @@ class Body:
         return self("Cast", x, to=onnx_type(dtype))
 
     def reshape(self, x: Operand, *sizes: int) -> str:
-        """-1: what is left over; 0: as x has it at that place."""
+        """Reshape x. In sizes, 0 keeps the size of x at that place, and one -1 stands for the rest of its elements."""
         return self("Reshape", x, self.integers(sizes))
 
     def transpose(self, x: Operand, *axes: int) -> str:

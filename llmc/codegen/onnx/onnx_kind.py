@@ -87,8 +87,8 @@ def _refused(problem: str, at: str, option: str) -> OptionError:
 
 @dataclass(frozen=True)
 class OnnxEngine:
-    """An engine for onnxruntime before it is written. program: without launches. recipes: of program.weights, in order.
-    model: knows no places yet."""
+    """An engine for onnxruntime before it is written. program: the program, without launches. recipes: the recipes of
+    program.weights, in order. model: the model, without the places of its weights yet."""
 
     program: Program
     recipes: tuple[Recipe, ...]

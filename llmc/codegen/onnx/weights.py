@@ -25,7 +25,8 @@ _CODES: dict[Any, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class OnnxWeight:
-    """A weight as ONNX stores it. element: of ONNX. slot: how it lies in a file."""
+    """A weight as ONNX stores it. element: the element type, as ONNX numbers it. slot: the weight's place and layout in
+    a file."""
 
     element: int
     slot: WeightSlot

@@ -107,7 +107,7 @@ class TritonBackend:
         return replace(first, others=others), *rest
 
     def call(self, launch: DeviceLaunch, only: RowRange | None) -> KernelCall:
-        """A launch, and its kernel remembered."""
+        """Return the call of a launch for a range of rows (None for all), and add its kernel to `kernels`."""
         absent = {name: None for name, value in launch.arguments.items() if value is None}
         constants = tuple(sorted({**launch.constants, **absent}.items()))
         function = python_function(launch.function)

@@ -24,10 +24,10 @@ class DeviceLaunch:
     parameter names: an operand without a stride, a count, an int or a float, or None for a pointer that is absent (then
     the kernel is compiled for None). constants: the tl.constexpr parameters. grid: one to three expressions in T, L and
     R (program/launch_grid.py), such as "cdiv(T, 64) * 4". then: launches that follow, such as one that adds up what
-    this one left in a workspace. sides: as of Launch. min_tokens, max_tokens: the row counts (T, or L where the
-    launch's rows are logit rows) that the launch serves, None for no limit; together the candidates serve every count.
-    seconds: predicted for the maximum row count, for this launch and those that follow together; None if the node's
-    cost is the prediction. moved: bytes, where they are others than the node's.
+    this one left in a workspace. sides: see Launch. min_tokens, max_tokens: the row counts (T, or L where the launch's
+    rows are logit rows) that the launch serves, None for no limit; together the candidates serve every count. seconds:
+    predicted for the maximum row count, for this launch and those that follow together; None if the node's cost is the
+    prediction. moved: bytes, where they are others than the node's.
     """
 
     function: Any
@@ -64,7 +64,7 @@ class KernelTemplate:
     """A kernel for an op. candidates: the ways to launch it for a node on a target, the predicted fastest first.
 
     supports: why the kernel cannot compute a node on the target, or None. in_place: a rows argument that may lie where
-    a result goes (its index); the kernel then reads each element only where, and before, it writes it. normed: of a
+    a result goes (its index); the kernel then reads each element only where, and before, it writes it. normed: for a
     product, the ops that yield weights (None: dense ones) whose kernels norm x on the way, or have it normed before.
     """
 

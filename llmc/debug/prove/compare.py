@@ -106,7 +106,7 @@ class Comparer:
 
 
 class _Points:
-    """Two expressions at random points. count: of those at which both are real numbers."""
+    """Two expressions at random points. count: number of points at which both are real numbers."""
 
     def __init__(self, before: Expression, after: Expression) -> None:
         self._symbols = sorted(before.free_symbols | after.free_symbols, key=str)

@@ -62,8 +62,8 @@ class Pool:
 
 
 class SymbolicTensor(Tensor):
-    """A tensor whose elements are expressions. numbers: of the elements in the pool, an int64 tensor of its shape.
-    dtype: what torch sees; elements are real."""
+    """A tensor whose elements are expressions. numbers: the numbers of the elements in the pool, an int64 tensor of the
+    same shape. dtype: what torch sees; elements are real."""
 
     numbers: Tensor
     pool: Pool

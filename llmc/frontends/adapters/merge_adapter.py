@@ -123,7 +123,7 @@ def _is_of(recipe: Recipe, placeholder: str, module: str) -> bool:
 
 
 def _another_model(adapter: Adapter, problem: str, names: Sequence[str] = ()) -> AdapterError:
-    """names: of the model's own modules, if the adapter names another one."""
+    """names: the names of the model's own modules, for the error if the adapter names another one."""
     near = get_close_matches(problem.rpartition(" ")[2].strip("'"), names, n=1)
     more = f"; the nearest is {near[0]}" if near else ""
     return AdapterError(problem + more, at=adapter.file.path, fix="name an adapter that was trained on this model")

@@ -1,4 +1,4 @@
-"""Weights that are already in memory: of a module or an exported program."""
+"""Weights of a module or an exported program, which are already in memory."""
 
 from collections.abc import Mapping
 

@@ -84,8 +84,8 @@ class QuantizedSource(HidingSource):
         return values
 
     def are_alike(self, names: Sequence[str]) -> bool:
-        """Whether the weights' codes can be the rows of one matrix: of one scheme and shape, all with zeros or none,
-        columns in place, and without scales of activations."""
+        """Whether the weights' codes can be the rows of one matrix. They must have one scheme and shape, all have zeros
+        or none, keep the order of their columns, and lack scales of activations."""
         weights = [self._weights.get(name) for name in names]
         known = [
             weight for weight in weights if weight is not None and weight.experts is None and weight.input_scale is None

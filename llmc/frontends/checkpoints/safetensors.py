@@ -22,7 +22,7 @@ class SafetensorsSource:
     """The tensors of a checkpoint directory; a WeightSource.
 
     Opening reads headers only. Raises CheckpointError for a missing shard, a truncated file or a corrupt header.
-    entries: of the tensors, by name, where they are known. notes: for a build to print.
+    entries: the header entries of the tensors, by name, if they are known. notes: for a build to print.
     """
 
     def __init__(self, directory: Path, entries: Mapping[str, TensorEntry] | None = None) -> None:
@@ -100,7 +100,7 @@ class SafetensorsSource:
 class HidingSource:
     """A WeightSource over a checkpoint some of whose weights are stored as several tensors, which it shows as one.
 
-    shapes: of those weights, as the model knows them. hidden: what they are stored as.
+    shapes: the shapes of those weights, as the model knows them. hidden: the names of the tensors that store them.
     """
 
     def __init__(self, files: SafetensorsSource, shapes: Mapping[str, tuple[int, ...]], hidden: Set[str]) -> None:

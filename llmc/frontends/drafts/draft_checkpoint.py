@@ -20,8 +20,8 @@ from llmc.program import HIDDEN
 @dataclass(frozen=True)
 class DraftModule:
     """A draft as a module to capture. module: forward(input_ids, positions, hidden) -> (logits, hidden), with fake
-    parameters. recipes: of its parameters. ids: of the target's vocabulary, as offsets of the draft's own ones; None if
-    both have the same."""
+    parameters. recipes: the recipes of its parameters. id_offsets: the name of the tensor that holds, for each of the
+    draft's ids, the offset to the target's id; None if both have the same ids."""
 
     module: nn.Module
     recipes: Mapping[str, Recipe]
@@ -86,7 +86,8 @@ def parameter_recipes(
 def attached_draft(draft: DraftModule, method: str, info: ModelInfo) -> AttachedDraft:
     """A graph at stage captured, with the hidden state of each token as an input, fp32, and as a side output.
 
-    method: what the drafter is called, which is the model's family too. info: of the target. Raises CaptureError.
+    method: what the drafter is called, which is the model's family too. info: the info of the target. Raises
+    CaptureError.
     """
     make_parameters_fake(draft.module)
     program = trace(draft.module, with_positions=True, hidden=draft.width)

@@ -10,7 +10,8 @@ from llmc.program import Limits
 
 
 def draft_options(options: BuildOptions, limits: Limits) -> tuple[BuildOptions, tuple[str, ...]]:
-    """Return the options that build the draft, and notes for the build to print. limits: of the engine it drafts for.
+    """Return the options that build the draft, and notes for the build to print. limits: the limits of the engine that
+    it drafts for.
 
     Its weights are quantized and made sparse alike, unless that needs text to calibrate on: a draft reads hidden
     states. For the same reason it is not pruned.

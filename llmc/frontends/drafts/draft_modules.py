@@ -13,7 +13,7 @@ from torch import Tensor, nn
 class Eagle3FirstLayer(nn.Module):
     """A decoder layer whose attention reads an embedding and a hidden state side by side.
 
-    layer: of a transformers model; its q, k and v become products of twice the width. norm_before_residual: the
+    layer: a layer of a transformers model; its q, k and v become products of twice the width. norm_before_residual: the
     normalized hidden state is what the attention's output is added to. Source: Li et al. 2025, "EAGLE-3".
     """
 
@@ -42,8 +42,8 @@ class Eagle3FirstLayer(nn.Module):
 
 
 class Eagle3Draft(nn.Module):
-    """An EAGLE-3 draft. embed_tokens: of the target's vocabulary. decoder: a transformers decoder that ends without a
-    norm, its first layer an Eagle3FirstLayer. norm_output: hidden states go on normalized."""
+    """An EAGLE-3 draft. embed_tokens: the embedding of the target's vocabulary. decoder: a transformers decoder that
+    ends without a norm, its first layer an Eagle3FirstLayer. norm_output: hidden states go on normalized."""
 
     def __init__(
         self, embed_tokens: nn.Module, decoder: nn.Module, norm: nn.Module, lm_head: nn.Module, *, norm_output: bool

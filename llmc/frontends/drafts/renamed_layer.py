@@ -13,7 +13,8 @@ from llmc.graph.weights import Recipe, renamed
 
 class RenamedLayer:
     """A StoredShapes. layer, norm: what the checkpoint's names of its tensors, and of those of the norm after it,
-    begin with; here they are those of `layers.0.` and `norm.`. others: of other tensors."""
+    begin with; here they are those of `layers.0.` and `norm.`. others: the beginnings of the names of other tensors,
+    which it leaves out."""
 
     def __init__(self, source: SafetensorsSource, layer: str, norm: str, others: Collection[str]) -> None:
         self._source, self._layer = source, layer

@@ -160,7 +160,7 @@ def _fives(packed: Tensor) -> Tensor:
 
 
 def _pairs(packed: Tensor) -> Tensor:
-    """Codes of two bits: of each 128 those of 32 bytes."""
+    """Codes of two bits: each 32 bytes hold 128 codes."""
     return _bits(packed.unflatten(-1, (2, 32)), 2).flatten(-2)
 
 

@@ -21,7 +21,8 @@ _TOLERANCE = 1e-4
 
 
 def rope_parameters(model: GgufModel, sizes: Sizes, dimensions: int | None = None) -> dict[str, Any]:
-    """rope_theta, rope_type and what that takes. dimensions: of a head that are rotated, where that is not all.
+    """rope_theta, rope_type and the parameters of that type. dimensions: number of channels of a head that are rotated;
+    None for all.
 
     Raises CheckpointError for a scaling that llmc's engines do not compute.
     """

@@ -111,8 +111,9 @@ def _merges(vocabulary: Vocabulary) -> list[tuple[str, str]]:
 
 
 def _merges_by_score(vocabulary: Vocabulary) -> list[tuple[str, str]]:
-    """SentencePiece joins what makes the token of the highest score: of each token all pairs that make it, the best
-    token first, and of one token the longest beginning first. Source: transformers' conversion of such models."""
+    """All pairs of tokens that make a third, as merges. Pairs for the token with the highest score come first, as
+    SentencePiece joins them. For one token, the pair with the longest first part comes first. Source: transformers'
+    conversion of such models."""
     scores = vocabulary.said.numbers("scores")
     ids, added = vocabulary.ids, vocabulary.added
     ranked: list[tuple[float, int, int, str, str]] = []

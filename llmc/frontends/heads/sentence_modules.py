@@ -27,7 +27,8 @@ _OTHER_FLAGS = ("pooling_mode_max_tokens", "pooling_mode_mean_sqrt_len_tokens", 
 
 @dataclass(frozen=True)
 class DenseModule:
-    """A product after the pooling. directory: of its weights. activation: the name of a class of torch.nn."""
+    """A product after the pooling. directory: the directory of its weights. activation: the name of a class of
+    torch.nn."""
 
     directory: Path
     inputs: int

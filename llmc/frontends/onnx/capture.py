@@ -41,7 +41,8 @@ def capture_onnx(source: OnnxSource, options: BuildOptions) -> Captured:
 
 @dataclass(frozen=True)
 class ReadDecoder:
-    """A file as a module of fake weights. recipes: of its tensors, by the module's names without `tensors.`"""
+    """A file as a module of fake weights. recipes: the recipes of its tensors, by the module's names without
+    `tensors.`"""
 
     decoder: OnnxDecoder
     recipes: dict[str, Recipe]
@@ -73,8 +74,8 @@ def read_decoder(source: OnnxSource, options: BuildOptions) -> ReadDecoder:
 class _Tensors:
     """The graph's tensors as a module: parameters for weights, buffers for values that passes read.
 
-    names: of values in the graph, to those in the module. known: values that are numbers. recipes: by names of the
-    module.
+    names: the names of values in the module, by those in the graph. known: values that are numbers. recipes: the
+    recipes by names in the module.
     """
 
     def __init__(

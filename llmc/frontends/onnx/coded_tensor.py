@@ -17,10 +17,10 @@ FORMATS: Mapping[int, str] = MappingProxyType({2: "int4", 4: "int4", 8: "int8"})
 
 @dataclass(frozen=True)
 class CodedTensor:
-    """A weight of codes in an ONNX file. op: whose codes they are. rows, columns: of the weight [out, in], of all
-    experts one below the other. block: columns that share a scale. is_turned: whether the codes are stored [in, out].
-    own_format: the code format, where llmc exported it. others: further parts of such codes, by their names in
-    CODE_PARTS."""
+    """A weight of codes in an ONNX file. op: whose codes they are. rows, columns: the numbers of rows and columns of
+    the weight [out, in], with the rows of all experts. block: columns that share a scale. is_turned: whether the codes
+    are stored [in, out]. own_format: the code format, where llmc exported it. others: further parts of such codes, by
+    their names in CODE_PARTS."""
 
     op: str
     codes: OnnxTensor

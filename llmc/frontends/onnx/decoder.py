@@ -28,7 +28,8 @@ class OnnxDecoder(nn.Module):
     """forward(input_ids, positions) -> logits, of one whole sequence with nothing in the cache.
 
     tensors: parameters and buffers by the names in `names`, of the graph's values. known: values that are few
-    numbers. dtypes: what the graph's own become. longest: of sequences, by which branches are chosen.
+    numbers. dtypes: the dtypes that the graph's own become. longest: length of the longest sequence, by which branches
+    are chosen.
     """
 
     def __init__(

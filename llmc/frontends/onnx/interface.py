@@ -24,9 +24,9 @@ class Role(Enum):
 
 @dataclass(frozen=True)
 class Interface:
-    """The inputs and outputs of an ONNX model. ids: the name of the input of token ids. roles: of all inputs by name.
-    past: shapes of the cache's, with nothing in it. logits: the name of the output. has_no_batch: whether ids are
-    [tokens], and so all of it, as llmc exports."""
+    """The inputs and outputs of an ONNX model. ids: the name of the input of token ids. roles: the roles of all inputs
+    by name. past: shapes of the cache's inputs, with nothing in it. logits: the name of the output. has_no_batch:
+    whether ids are [tokens], and so all of it, as llmc exports."""
 
     ids: str
     roles: Mapping[str, Role]

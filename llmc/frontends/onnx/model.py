@@ -82,8 +82,8 @@ class OnnxFunction:
 
 @dataclass(frozen=True)
 class OnnxModel:
-    """An ONNX file. functions: of the model's own, by domain, name and overload. opsets: versions by domain. metadata:
-    by key."""
+    """An ONNX file. functions: the model's own functions, by domain, name and overload. opsets: versions by domain.
+    metadata: by key."""
 
     file: Path
     graph: OnnxGraph
@@ -153,7 +153,7 @@ class _Reader:
         self._file, self._nodes = file, 0
 
     def graph(self, proto: Any, depth: int) -> OnnxGraph:
-        """depth: of graphs within nodes of graphs."""
+        """depth: how deeply this graph is nested in nodes of other graphs."""
         if depth > _MOST_DEPTH:
             raise damaged(f"graphs are nested more than {_MOST_DEPTH} deep", self._file)
         if len(proto.sparse_initializer):

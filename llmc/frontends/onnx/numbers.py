@@ -73,7 +73,7 @@ def quotient(first: Any, second: Any) -> Any:
 
 
 def extreme(pick: Callable[[Any, Any], Any], symbolic: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """The larger or smaller of each two numbers. symbolic: of T and another."""
+    """The larger or smaller of each two numbers. symbolic: picks one of T and another number."""
 
     def picked(first: Known, second: Known) -> Any:
         is_symbolic = first.dtype == object or second.dtype == object

@@ -45,8 +45,8 @@ _MOST_AXES = 16
 
 @dataclass(frozen=True)
 class OnnxTensor:
-    """A tensor of an ONNX file. dtype: of elements; uint8 where four bits are one, with `packed` their type's name.
-    shape: of elements."""
+    """A tensor of an ONNX file. dtype: the dtype of elements; uint8 for elements of four bits, with `packed` the name
+    of their type. shape: the shape in elements."""
 
     name: str
     dtype: torch.dtype

@@ -35,10 +35,10 @@ def graph_from_program(
     """The graph of a functional program with the user inputs input_ids [1, T], perhaps positions [1, T], and perhaps a
     hidden state [1, T, width].
 
-    recipes: of parameters and buffers by their name in the program less `prefix`; a missing one becomes a constant
-    of its value. Placeholders of one Stored recipe (tied weights) become one. vocab_size and, for models
-    with learned positions, max_positions of `info` are filled in from the graph. side_outputs: what the results after
-    the logits are called.
+    recipes: the recipes of parameters and buffers by their name in the program less `prefix`; a missing one becomes a
+    constant of its value. Placeholders of one Stored recipe (tied weights) become one. vocab_size and, for models with
+    learned positions, max_positions of `info` are filled in from the graph. side_outputs: what the results after the
+    logits are called.
     """
     specs = input_specs(program)
     _refuse_mutation(program)

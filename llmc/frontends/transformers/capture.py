@@ -69,8 +69,9 @@ def capture_directory(
 
 @dataclass(frozen=True)
 class ReadModel:
-    """A model without its weights. recipes: of its tensors, by the model's names. notes: for a build to print. plan: of
-    its head, None for one that generates. copies: tensors that the checkpoint holds twice."""
+    """A model without its weights. recipes: the recipes of its tensors, by the model's names. notes: for a build to
+    print. plan: the plan of its head; None for a model that generates. copies: tensors that the checkpoint holds
+    twice."""
 
     model: Any
     recipes: dict[str, Recipe]

@@ -63,9 +63,9 @@ def check_directory(directory: Path) -> None:
 
 @dataclass(frozen=True)
 class LoadedConfig:
-    """A model's config as transformers loads it. config: of the model that is built, of `model_class`. whole: of the
-    checkpoint, where that is more than its text half, which `config` then is. task: of its head, None for one that
-    generates."""
+    """A model's config as transformers loads it. config: the config of the model that is built, a `model_class`. whole:
+    the config of the checkpoint, if that is a multimodal model; `config` is then that of its text half. task: the task
+    of its head; None for a model that generates."""
 
     config: Any
     model_class: Any

@@ -24,8 +24,8 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class Converted:
-    """A tensor that transformers' converters compute. recipe: of one of the model's tensors. shape: what it yields.
-    sources: the checkpoint's tensors in it."""
+    """A tensor that transformers' converters compute. recipe: the recipe of one of the model's tensors. shape: the
+    shape that it yields. sources: the checkpoint's tensors in it."""
 
     recipe: Recipe
     shape: tuple[int, ...]

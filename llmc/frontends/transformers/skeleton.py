@@ -18,7 +18,7 @@ from llmc.program import Task
 def skeleton(model_class: Any, config: Any, dtype: torch.dtype, *, task: Task | None = None) -> Any:
     """An instance with its parameters on the meta device, and its buffers computed, as from_pretrained does it.
 
-    task: of a model that gives a row for a text, which need not be causal.
+    task: the task of a model that gives a row for a text, which need not be causal; None for a model that generates.
     """
     # By which some choose classes when they are made (GIT); none has one for llmc's hooks.
     config._attn_implementation = "eager"
@@ -38,7 +38,7 @@ def skeleton(model_class: Any, config: Any, dtype: torch.dtype, *, task: Task | 
 
 def whole_skeleton(config: Any, dtype: torch.dtype, at: Path) -> Any | None:
     """The multimodal model that a checkpoint says it is of, for the names and shapes of its tensors; None for one that
-    cannot be made here: of an unknown class, or with a part that needs another package. at: its config.json.
+    cannot be made here, because its class is unknown or a part needs another package. at: its config.json.
 
     Raises CheckpointError for values that make no model."""
     import transformers
@@ -56,7 +56,7 @@ def whole_skeleton(config: Any, dtype: torch.dtype, at: Path) -> Any | None:
 
 
 def text_half(model: Any, config: Any) -> Any:
-    """The causal model of a multimodal model's text half, which refers to its tensors. config: of that half.
+    """The causal model of a multimodal model's text half, which refers to its tensors. config: the config of that half.
 
     Raises CaptureError if the half is not a causal model, CheckpointError for tensors that the model lacks, or has in
     other shapes.

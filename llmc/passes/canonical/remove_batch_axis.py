@@ -168,7 +168,7 @@ def _call(node: fx.Node, arguments: dict[str, Any]) -> Call:
 
 
 def _joined(node: fx.Node) -> Call | None:
-    """cat and stack: of tensors that all have the batch axis."""
+    """The call for cat and stack of tensors that all have the batch axis."""
     dim, tensors = dim_of(node), call_arguments(node)["tensors"]
     sources = [_unbatched(t) or _squeezable(t) for t in tensors]
     return None if dim == 0 or None in sources else _batched(Call(node.target, (sources, dim - 1)))
@@ -206,7 +206,8 @@ def _expand(node: fx.Node) -> Call | None:
 
 
 def _taken_away(node: fx.Node) -> Call | fx.Node | None:
-    """squeeze and select: of the batch axis they leave what has none."""
+    """The tensor without the batch axis, for squeeze and select along that axis; for another axis, the call along
+    it."""
     source = _unbatched(node.args[0])
     return source if source is not None and dim_of(node) == 0 else _along("dim")(node)
 

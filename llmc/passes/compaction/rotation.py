@@ -22,9 +22,9 @@ class Rotation:
 
     Args:
         inv_freq: The weight with its frequencies; None for keys that are not rotated.
-        interleaved: As of llmc::rope.
+        interleaved: The order of pairs, as for llmc::rope.
         is_spread: Whether llmc::rotate_heads follows, as formats of codes ask for.
-        scale: As of llmc::rope_angles.
+        scale: The factor of cos and sin, as for llmc::rope_angles.
     """
 
     inv_freq: fx.Node | None

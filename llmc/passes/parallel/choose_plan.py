@@ -36,8 +36,8 @@ _BEGINNING = 1e-3
 
 @dataclass(frozen=True)
 class Plan:
-    """The classes of axes to cut. splits: of the classes that are cut, in the order of the graph. seconds: of a step
-    without and with them, by the estimates of the choice."""
+    """The classes of axes to cut. splits: the classes that are cut and their splits, in the order of the graph.
+    whole_seconds, seconds: the time of a step without and with the splits, by the estimates of the choice."""
 
     splits: tuple[tuple[AxesClass, Split], ...]
     whole_seconds: float

@@ -12,7 +12,7 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class Pieces:
-    """Equal slices of an axis. of: what is sliced, along which axis. count: of the pieces. in_turns: whether their
+    """Equal slices of an axis. of: the sliced node and the axis. count: number of pieces. in_turns: whether their
     elements lie in turns, not piece after piece."""
 
     of: tuple[fx.Node, int]

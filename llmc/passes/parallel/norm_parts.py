@@ -11,7 +11,8 @@ aten = torch.ops.aten
 
 
 def norm_parts(graph: ModelGraph, node: fx.Node, channels: int, shares: fx.Node | None) -> None:
-    """Replace llmc.rms_norm. channels: of all ranks together. shares: what a channel's square counts, if not one."""
+    """Replace llmc.rms_norm. channels: number of channels of all ranks together. shares: the weight of each channel's
+    square in the sum; None for 1."""
     arguments, dtype = call_arguments(node), node.meta["val"].dtype
     call = graph.graph.call_function
     with graph.graph.inserting_before(node):

@@ -250,7 +250,7 @@ def _coarser(scale: Scale, per: int) -> Scale:
 
 
 def rule_axes(node: fx.Node) -> Iterator[tuple[Axis, NodeAxis]]:
-    """The axes that the rule of a call's op names, if it has one: of the tensor arguments, and of the result."""
+    """The axes of the tensor arguments and of the result that the rule of a call's op names; none without a rule."""
     record = record_of(node)
     if record is None or record.axes is None:
         return

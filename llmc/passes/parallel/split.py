@@ -13,8 +13,8 @@ from llmc.passes.parallel.propagate_placements import AxesClass, Scale
 @dataclass(frozen=True)
 class Split:
     """The division of an axis among ranks. spans: from where to where, by rank; a rank may share some with another, or
-    have none. length: of the part on every rank, whose rest is padding: zeros in weights, which add nothing to a
-    sum."""
+    have none. length: the length of the part on every rank, whose rest is padding: zeros in weights, which add nothing
+    to a sum."""
 
     spans: tuple[tuple[int, int], ...]
     length: int

@@ -68,7 +68,7 @@ class _Groups:
     def __init__(self, format: CodeFormat, values: Tensor, weights: Tensor) -> None:
         self.format, self.values, self.weights = format, values, weights
         weighted = weights * values
-        # Weighted sums that do not depend on codes: of 1, of the values and of their squares.
+        # Weighted sums of 1, of the values and of their squares, which do not depend on codes.
         self.one, self.x = weights.sum(0), weighted.sum(0)
         self._xx = weighted.mul_(values).sum(0)
         self._nearest = None if format.table is None else _nearest_of_table(format.table)

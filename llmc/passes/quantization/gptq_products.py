@@ -29,9 +29,9 @@ class ProductGptq:
     """The codes of weights in the order of a plan.
 
     Args:
-        graph: whose weights are rounded.
-        source: of their values.
-        solvers: by input.
+        graph: the graph whose weights are rounded.
+        source: the source of their values.
+        solvers: the solvers by input.
         planned: all weights of the plan, in order.
     """
 

@@ -58,8 +58,9 @@ class Measure(Protocol):
 
 @dataclass(frozen=True)
 class Candidate:
-    """A plan of schemes for all units. name: for messages, of a uniform scheme as the option spells it. schemes: of
-    each unit. bits: a weight, in the mean over the model. divergence: as expected."""
+    """A plan of schemes for all units. name: the name for messages; for a uniform scheme, as the option spells it.
+    schemes: the scheme of each unit. bits: bits per weight, in the mean over the model. divergence: the expected
+    divergence."""
 
     name: str
     schemes: tuple[Scheme | None, ...]
@@ -211,8 +212,9 @@ class _Choice:
 
 
 def least_of_blocked(uniform: Sequence[Candidate]) -> list[Candidate]:
-    """Uniform schemes that may be the best of all: of blocked formats, the one that is expected to diverge least. One
-    search fits all of these, so that their estimates are comparable; carrying out a plan takes as long as GPTQ."""
+    """Uniform schemes that may be the best of all. Only one has a blocked format: the one that is expected to diverge
+    least. One search fits all of these, so that their estimates are comparable; carrying out a plan takes as long as
+    GPTQ."""
     blocked = sorted(
         (candidate for candidate in uniform if candidate.is_blocked), key=lambda candidate: candidate.divergence
     )

@@ -23,7 +23,7 @@ class Reference:
         self._graph, self._source, self._sequences = graph, source, sequences
 
     def divergence(self, graph: ModelGraph, *, is_rough: bool = False) -> float:
-        """The mean over tokens of KL(reference ‖ graph), in nats. is_rough: of every second sequence."""
+        """The mean over tokens of KL(reference ‖ graph), in nats. is_rough: compare every second sequence only."""
         chosen = range(0, len(self._sequences), 2 if is_rough else 1)
         plain, other = self._plain, _outputs(graph, self._source, [self._sequences[i] for i in chosen])
         per_sequence = parallel_map(

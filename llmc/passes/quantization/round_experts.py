@@ -46,7 +46,7 @@ def _sent(x: Tensor, chosen: Tensor) -> Tensor:
 def round_experts(
     weight: Tensor, scheme: Scheme, stream: Stream, product: fx.Node, kept: Tensor | None
 ) -> tuple[RoundedWeight, str | None]:
-    """Codes of a weight [experts · out, columns], and what to say of experts without tokens. kept: as of gptq."""
+    """Codes of a weight [experts · out, columns], and what to say of experts without tokens. kept: see gptq."""
     parts: list[RoundedWeight] = []
     unseen = 0
     for rows in expert_rows(stream, product, len(weight)):

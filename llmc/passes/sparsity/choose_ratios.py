@@ -89,7 +89,7 @@ def _scheme(rung: Rung[SparseScheme]) -> SparseScheme:
 def _reasons(
     units: Sequence[Sequence[PlannedZeros]], rungs: Sequence[Sequence[Rung[SparseScheme]]], tried: int, why: str
 ) -> dict[str, str]:
-    """Return the reason for each module's scheme. rungs: of each unit alone."""
+    """Return the reason for each module's scheme. rungs: the rungs of each unit alone."""
     order = sorted(range(len(units)), key=lambda i: -rungs[i][tried].divergence)
     return {
         plan.module: f"KL {rungs[i][tried].divergence:.2e} at {_scheme(rungs[i][tried]).ratio:g}, "

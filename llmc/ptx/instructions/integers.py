@@ -100,7 +100,7 @@ def divide(modifiers: Modifiers, kind: str) -> Elementwise:
 
 
 def remainder(modifiers: Modifiers, kind: str) -> Elementwise:
-    """rem: of the sign of the dividend."""
+    """rem, whose result has the sign of the dividend."""
     dtype = NUMPY_TYPES[kind]
 
     def function(a: Values, b: Values) -> Values:

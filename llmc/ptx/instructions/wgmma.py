@@ -48,7 +48,7 @@ def build_wgmma(operands: Operands, modifiers: Modifiers) -> Action:
 
 @dataclass(frozen=True)
 class _Matrix:
-    """An operand in shared memory. lines: of M or N."""
+    """An operand in shared memory. lines: number of lines along M or N."""
 
     descriptor: Reader
     element: ElementType

@@ -44,7 +44,8 @@ def source(node: fx.Node) -> fx.Node:
 
 
 def _mean_squares(graph: ModelGraph, *, centered: bool) -> list[fx.Node]:
-    """Means over the last axis of squares. centered: of a difference to a mean, as LayerNorm has it."""
+    """Means over the last axis of squares. centered: whether the squares are those of differences to a mean, as in
+    LayerNorm."""
     matches = []
     for node in calls_to(graph, aten.mean.dim):
         square = source(node.all_input_nodes[0])

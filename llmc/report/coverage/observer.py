@@ -17,7 +17,7 @@ from llmc.report.coverage.rules import RULES
 class CoverageObserver:
     """An observer of run_pipeline. built_in: names of llmc's own passes; any other is counted by its records.
 
-    options: of the run, which say what is to be quantized.
+    options: the options of the run, which say what is to be quantized.
     """
 
     def __init__(self, built_in: Collection[str], options: BuildOptions) -> None:

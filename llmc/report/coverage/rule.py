@@ -27,9 +27,9 @@ def named(*overloads: OpOverload) -> Ops:
 
 @dataclass(frozen=True)
 class CoverageRule:
-    """A rule that counts what a pass was to reach. stages: of the graphs that it is read off; the last one counts.
-    what, verb: as in "6 of 6 attentions paged". done: the ops that show one each, or where not each call of them is
-    one, in `count` how many a graph has. left: what shows one each that is not done: ops, or nodes of a graph.
+    """A rule that counts what a pass was to reach. stages: the stages of the graphs that are counted; the last one
+    decides. what, verb: as in "6 of 6 attentions paged". done: the ops that show one each, or where not each call of
+    them is one, in `count` how many a graph has. left: what shows one each that is not done: ops, or nodes of a graph.
 
     passes: the passes whose refusals explain leftovers. reach: maximum distance in uses between a refusal's node and
     the leftover that it explains. is_wanted: whether the rule applies to a graph.

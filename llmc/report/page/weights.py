@@ -58,7 +58,7 @@ def pruning_data(contents: EngineContents) -> list[dict[str, Any]]:
 
 
 def _runs(numbers: Sequence[int]) -> str:
-    """1, 4–7, 9: of ascending numbers."""
+    """Ascending numbers as runs, such as "1, 4–7, 9"."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and number == runs[-1][-1] + 1:

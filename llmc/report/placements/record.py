@@ -11,7 +11,8 @@ _HANDED_OVER = 4
 
 @dataclass(frozen=True)
 class PlacedWeight:
-    """Weights that differ by the numbers in their names only. name: with * for those. shape: of all ranks together.
+    """Weights that differ by the numbers in their names only. name: the name, with * for those numbers. shape: the
+    shape of the whole weight, over all ranks.
 
     axis: the axis that is split; None if every rank holds all of it. parts: number of its elements on each rank.
     length: the axis with padding. nbytes: bytes of one weight on one rank. why: the reason. runs: number of equal

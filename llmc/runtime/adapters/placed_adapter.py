@@ -31,9 +31,9 @@ class PlacedPart:
 
 @dataclass(frozen=True, eq=False)
 class PlacedAdapter:
-    """An adapter in the form of the engine's pools. name: as requests call it. digest: of its content, whatever it is
-    called. parts: of the modules that it changes; all others have rank 0. source: the directory that it was read
-    from."""
+    """An adapter in the form of the engine's pools. name: as requests call it. digest: the digest of its content,
+    whatever it is called. parts: the parts of the modules that it changes; all others have rank 0. source: the
+    directory that it was read from."""
 
     name: str
     digest: str

@@ -11,8 +11,8 @@ from llmc.runtime.adapters.placed_adapter import PlacedAdapter, place_adapter
 
 
 class AdapterRegistry:
-    """The loaded adapters. pools: of the engine, where adapters go; None for one that takes none. Names come and go
-    while requests run: a request keeps the adapter that it was given."""
+    """The loaded adapters. pools: the engine's pools for adapters; None for an engine that takes none. Names come and
+    go while requests run: a request keeps the adapter that it was given."""
 
     def __init__(self, pools: AdapterPools | None) -> None:
         self.pools = pools

@@ -32,7 +32,7 @@ LEAST_COLUMNS = 64
 class StepShape:
     """The counts of a step, which its grids, addresses and input layout follow from. hidden: columns of its hidden
     states. adapters: whether it says which adapter tokens have. states: whether it says where requests' states are.
-    groups: of caches after the first."""
+    groups: number of groups of caches after the first."""
 
     tokens: int
     logit_rows: int

@@ -9,15 +9,15 @@ from llmc.runtime.device.inputs import largest_shape
 from llmc.runtime.kv_capacity import cache_bytes, fitting_blocks, wanted_blocks
 from llmc.runtime.prefix_cache.snapshot_capacity import snapshot_count
 
-# For graphs, the library's own workspaces and fragmentation: of the free memory, and at least.
+# Memory for graphs, the library's own workspaces and fragmentation: a share of the free memory, and a minimum in bytes.
 RESERVED_FRACTION = 0.05
 RESERVED_BYTES = 256 << 20
 
 
 @dataclass(frozen=True)
 class DeviceMemory:
-    """Bytes by purpose. blocks: of the first group of caches, that requests use; one more of each is allocated for
-    padding and counts in `cache`. seats, snapshots: slots of each state, and one more likewise."""
+    """Bytes by purpose. blocks: number of blocks of the first group of caches that requests use. Each group has one
+    more block for padding, which counts in `cache`. seats, snapshots: slots of each state, and one more likewise."""
 
     weights: int
     arena: int

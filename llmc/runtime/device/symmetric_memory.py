@@ -17,8 +17,8 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class SymmetricMemory:
-    """Memory that all GPUs of an engine can access. own: uint8, zeros. addresses: of each rank's, as this GPU sees
-    them. handle: keeps them mapped."""
+    """Memory that all GPUs of an engine can access. own: uint8, zeros. addresses: the address of each rank's memory, as
+    this GPU sees it. handle: keeps them mapped."""
 
     own: Tensor
     addresses: tuple[int, ...]

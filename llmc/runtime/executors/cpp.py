@@ -48,9 +48,9 @@ def open_cpp(
 class CppExecutor:
     """The library with its weights (mapped from their files), KV cache of `blocks` blocks, arena and threads.
 
-    check: of the weights, under way; no step's results leave before it has ended. also: what else steps leave in the
-    arena, for `side_output`. ranks: its place among others. snapshots: how many of states there may be. own_output:
-    where the logits go that `step` returns.
+    check: the running check of the weights; no step's results are returned before it has ended. also: what else steps
+    leave in the arena, for `side_output`. ranks: its place among others. snapshots: maximum number of snapshots of
+    states. own_output: the array of the logits that `step` returns.
     """
 
     def __init__(

@@ -53,8 +53,8 @@ _ROW_ALIGNMENT = 16
 
 
 class CudaExecutor:
-    """Binaries, weights, KV cache, arena and graphs on one device. blocks: of the cache that requests may use.
-    snapshots: their number. weights: brings the weights to the device, by default from the engine's files."""
+    """Binaries, weights, KV cache, arena and graphs on one device. blocks, snapshots: number of blocks that requests
+    may use, and of snapshots. weights: brings the weights to the device, by default from the engine's files."""
 
     def __init__(
         self,

@@ -59,7 +59,7 @@ class HostLaunches(ABC):
         for name, nbytes in program.memories(blocks).items():
             self._memory["cache", name] = torch.zeros(nbytes, dtype=torch.uint8)
         for name, state in program.state_names().items():
-            # NaNs: of a slot nothing may be read that no step has written.
+            # NaNs, so that a read of a slot that no step has written shows.
             nbytes = (limits.max_sequences + snapshots) * state.nbytes
             self._memory["state", name] = torch.full((nbytes,), 0xFF, dtype=torch.uint8)
 
@@ -108,8 +108,9 @@ class HostLaunches(ABC):
         return self._memory.setdefault(("adapter", name), torch.zeros(nbytes, dtype=torch.uint8))
 
     def launch_all(self, step: Step, wanted: StepOutput) -> tuple[LaunchTime, ...]:
-        """Run every launch in order. Buffers start as NaNs, so that reading a value that the step did not write is
-        visible."""
+        """Run every launch of the step in order, and return their times. Buffers start as NaNs, so that reading a value
+        that the step did not write is visible. wanted: what the caller needs of the step, which decides the
+        launches."""
         step = (step if self._pools is None else with_adapters(step)).for_groups(self._blocks[1:])
         self._forget()
         shape = StepShape.of(step)

@@ -110,7 +110,7 @@ class OnnxRuntimeExecutor:
 
     def _with_own_blocks(self, tile: Step, place: int) -> Step:
         """Return the step with the blocks up to the end of the tile, which depends only on its place in the sequence.
-        place: of the first token in its tile."""
+        place: the place of the first token in its tile."""
         rows = max(int(tile.context_lens[-1]), int(tile.context_lens[0]) - 1 - place + TILE)
         count = -(-rows // self._block_size)
 

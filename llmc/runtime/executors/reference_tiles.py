@@ -30,7 +30,7 @@ class Tile:
 
 
 def tiles_of(step: Step, spare_slots: Sequence[int]) -> Iterator[Tile]:
-    """The step's tokens, in order. spare_slots: of each group of caches, for the rows without a token.
+    """The step's tokens, in order. spare_slots: one slot of each group of caches, for the rows without a token.
 
     Each token is a separate request, so that attention also computes it on its own.
     """

@@ -1,7 +1,8 @@
 """Compile grammars off the engine's loop: each is tried first in a process that is killed if it takes too long.
 
 Most grammars take milliseconds. Each gets a short first try; those that need longer then wait for each other, and not
-the others for them. A grammar's time runs from its request's arrival: of many bombs at once all are refused in time.
+the others for them. A grammar's time runs from its request's arrival. If many bombs arrive at once, all of them are
+refused in time.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ class BlockFiles:
     """A BlockStore in its own directory, which it locks.
 
     Args:
-        identity: of the engine and of all else that decides what a block's bytes mean.
+        identity: the identity of the engine and of all else that decides what a block's bytes mean.
         scratch: what the directory lies in, if it goes with this object.
 
     Raises:

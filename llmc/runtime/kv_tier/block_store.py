@@ -13,8 +13,8 @@ _DIGEST_BYTES = 32
 class BlockKey(NamedTuple):
     """The name of a block's content.
 
-    group: of caches. name: the digest of a block of tokens (prefix_cache/block_digests.py), 32 bytes, or a shorter
-    number, for a block that a single request has swapped out.
+    group: the number of the group of caches. name: the digest of a block of tokens (prefix_cache/block_digests.py), 32
+    bytes, or a shorter number, for a block that a single request has swapped out.
     """
 
     group: int

@@ -10,7 +10,7 @@ from llmc.runtime.memory import Bytes
 class SavedTable:
     """A request's table of blocks in a group of caches.
 
-    count: its length. places: those whose blocks are in the tier. first, dropped, cut_at: as of GroupTable.
+    count: its length. places: those whose blocks are in the tier. first, dropped, cut_at: see GroupTable.
     """
 
     count: int
@@ -23,9 +23,9 @@ class SavedTable:
 @dataclass(frozen=True)
 class SavedRequest:
     """A request whose blocks are in the second tier. computed: tokens whose keys and values are in its blocks. shared:
-    of the first group's blocks, the number of those that are not saved here, because they are found by their digests.
-    tables: by group. keys: of the saved blocks, in the order of the tables' places. must_return: its tokens cannot be
-    computed again with the same bits. arrived: the saved blocks, once they have been fetched."""
+    number of the first group's blocks that are not saved here, because they are found by their digests. tables: the
+    tables by group. keys: the keys of the saved blocks, in the order of the tables' places. must_return: its tokens
+    cannot be computed again with the same bits. arrived: the saved blocks, once they have been fetched."""
 
     computed: int
     shared: int

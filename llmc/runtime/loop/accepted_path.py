@@ -12,7 +12,8 @@ from llmc.runtime.scheduling.step_plan import Chunk
 
 @dataclass(slots=True)
 class AcceptedPath:
-    """The way through a chunk's drafts that a request's tokens take. first_row: of logits, after its last token.
+    """The way through a chunk's drafts that a request's tokens take. first_row: the first row of logits after the
+    request's last token.
 
     nodes: the accepted drafts.
     """

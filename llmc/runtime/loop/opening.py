@@ -19,8 +19,9 @@ from llmc.settings import settings
 class LoopOpening:
     """The checked arguments of llmc.load that open a loop, and open it again after a failed step.
 
-    limits, max_step_tokens: of the loop's steps. drafts: what drafts, if anything does. threads: of a step. check: of
-    the weights. is_temporary: the engine's directory goes with it. whole_texts, tier: see StepLoop.
+    limits, max_step_tokens: limits of the loop's steps. drafts: what drafts, if anything does. threads: number of
+    threads of a step. check: the check of the weights. is_temporary: the engine's directory is removed with the loop.
+    whole_texts, tier: see StepLoop.
     """
 
     directory: EngineDirectory

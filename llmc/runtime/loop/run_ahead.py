@@ -29,8 +29,8 @@ REST_STEPS = 32
 
 @dataclass(slots=True)
 class _Queued:
-    """A step under way. choices: of its rows. left: number of steps, itself included, until a request ends by its
-    length. read: waits for its tokens."""
+    """A step under way. choices: the choices of its rows. left: number of steps, itself included, until a request ends
+    by its length. read: waits for its tokens."""
 
     plan: StepPlan
     step: Step

@@ -30,11 +30,11 @@ class Step:
     the chain that leads to it. Only the 63 rows before a token can be hidden from it.
     sides: the side outputs that the step is to leave. hidden: [T, width] in fp32, for engines that read hidden states.
     adapter_of_token: [T], 0 for none or 1 + the slot of the token's adapter, and
-    adapter_of_logit_row: [L], the same of the wanted rows; None if no token has one. state_slots: [R], int32, the slot
-    of each request's states, for engines with states; a request's first tokens start from zero states.
-    group_slots: [G, T], group_tables: [G, R, B], group_lens: [G, R], the slot_mapping, block_tables and context_lens of
-    cache groups 1 and up, for engines whose layers do not all keep everything; entries of released blocks are
-    undefined. None: those of group 0 apply to all.
+    adapter_of_logit_row: [L], the same for the wanted rows; None if no token has one. state_slots: [R], int32, the slot
+    of each request's states, for engines with states; a request's first tokens start from zero states. group_slots: [G,
+    T], group_tables: [G, R, B], group_lens: [G, R], the slot_mapping, block_tables and context_lens of cache groups 1
+    and up, for engines whose layers do not all keep everything; entries of released blocks are undefined. None: those
+    of group 0 apply to all.
     """
 
     input_ids: Ints

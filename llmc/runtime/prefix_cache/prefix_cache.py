@@ -29,9 +29,9 @@ from llmc.runtime.scheduling.group_pool import GroupPool, usable
 class PrefixCache:
     """Blocks of `block_size` tokens by digest, kept in `pool`. queries, hits: tokens looked up, and found.
 
-    snapshots: of the states at their ends, of a model that has some. groups: pools of layers that do not keep
-    everything, which have their own blocks. offload: takes the blocks that the pools give away; none are folded
-    then.
+    snapshots: the snapshots of the states at their ends; None for a model without states. groups: pools of layers that
+    do not keep everything, which have their own blocks. offload: takes the blocks that the pools give away; none are
+    folded then.
 
     The content of a block in the pool is its digest, or the chain that it is folded in. A folded block has no holder
     but the request that filled it, which releases the end first. So the pool takes a chain's blocks from its end.

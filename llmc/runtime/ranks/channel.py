@@ -89,7 +89,7 @@ class SharedMemory:
 def put_step(step: Step, memory: Bytes, choices: RowChoices | None = None) -> dict[str, Any]:
     """Write a step's arrays into memory that has room for them. Returns the message with their places.
 
-    They are its first `nbytes` bytes. choices: of a step that all ranks choose the tokens of.
+    They are its first `nbytes` bytes. choices: the rows' choices, for a step whose tokens all ranks choose.
     """
     places: dict[str, Any] = {}
     start = end = 0

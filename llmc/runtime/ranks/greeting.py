@@ -11,8 +11,8 @@ from llmc.errors import RankError
 
 @dataclass(frozen=True)
 class Greeting:
-    """The first message of a rank, to check that ranks fit together. version: of llmc. engine: SHA-256 of the manifest,
-    so of the program, the library and all weights. path: where the rank has it."""
+    """The first message of a rank, to check that ranks fit together. version: the version of llmc. engine: SHA-256 of
+    the manifest, so of the program, the library and all weights. path: where the rank has it."""
 
     version: str
     engine: str

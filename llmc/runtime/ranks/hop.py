@@ -1,4 +1,4 @@
-"""From a rank to the one that continues with its rows: of the next stage, or the first rank, which gets the logits."""
+"""The transfer of rows from a rank to the next stage's rank, or of logits from the last stage to the first rank."""
 
 import socket
 import threading

@@ -11,7 +11,8 @@ _BY_LLMC = "unset RANK and WORLD_SIZE to have llmc start the ranks of this machi
 
 @dataclass(frozen=True)
 class Launch:
-    """local_rank of local_ranks: on its machine. address, port: of the first rank's machine."""
+    """The place of a rank among all ranks. local_rank, local_ranks: its number on its machine, and the number of ranks
+    there. address, port: where the first rank's machine is reached."""
 
     rank: int
     ranks: int

@@ -20,8 +20,9 @@ _ALIGNMENT = 64
 
 @dataclass(frozen=True)
 class MemoryLayout:
-    """Sizes in bytes. exchange: of a stage's collectives. step: of any step's arrays. widths: numbers of a row that
-    each stage but the first takes over. tokens: most of a step. logits: rows and columns, where stages give any."""
+    """Sizes in bytes. exchange: bytes of a stage's collectives. step: maximum bytes of a step's arrays. widths: numbers
+    of a row that each stage except the first takes over. tokens: maximum tokens of a step. logits: rows and columns,
+    where stages give any."""
 
     ranks: RankLayout
     exchange: int

@@ -30,8 +30,8 @@ from llmc.runtime.sampling.row_choice import RowChoices
 class RankedCppExecutor(Losses, ChoosingCppExecutor):
     """As ChoosingCppExecutor, with a part of the weights and of the cache in each of several processes.
 
-    threads: of all ranks of this machine together. The others are started here, unless torchrun has started them.
-    Raises RankError for a rank that does not come up.
+    threads: number of threads of all ranks of this machine together. The others are started here, unless torchrun has
+    started them. Raises RankError for a rank that does not come up.
     """
 
     def __init__(self, engine: EngineDirectory, blocks: int, threads: int, check: WeightCheck | None = None) -> None:

@@ -18,7 +18,7 @@ from llmc.settings import settings
 
 def connect_neighbours(store: Store, launch: Launch, layout: RankLayout) -> tuple[Channel | None, Channel | None]:
     """The connections to the rank that this one receives rows from, and to the rank that it sends rows to; None if
-    there is none. All ranks call this together. Raises RankError."""
+    there is none. All ranks call this together. Raises RankError if a neighbour does not connect in time."""
     before, behind = layout.before(launch.rank), layout.behind(launch.rank)
     if before is None:
         return None, _connected(store, behind)

@@ -34,7 +34,8 @@ class StepRows:
         return StepRows(memory, rank, taking, giving)
 
     def run(self, executor: CppExecutor, step: Step, number: int) -> None:
-        """Run this rank's part of a step. Steps run in the order in which the first rank announced them.
+        """Run this rank's part of a step. Steps run in the order in which the first rank announced them. number: the
+        step's number in that order.
 
         Does nothing if the rows of the rank before do not arrive: a rank is lost, or the first one gave up the step.
         """

@@ -27,8 +27,8 @@ _BLAME_SECONDS = 2.0
 
 @dataclass
 class Member:
-    """Another rank. name: what errors call it. process, lifeline: of one that this process has started. shares_memory:
-    steps need not be sent to it."""
+    """Another rank. name: what errors call it. process, lifeline: the process and lifeline of a rank that this process
+    has started. shares_memory: steps need not be sent to it."""
 
     rank: int
     name: str

@@ -30,7 +30,7 @@ from llmc.runtime.text.output_text import OutputText
 
 @dataclass(frozen=True)
 class _Candidate:
-    """A beam and a token after it. total: of the whole, what beams are ranked by."""
+    """A beam and a token after it. total: the sum of logprobs of the whole, by which beams are ranked."""
 
     beam: "Beam"
     token: TokenLogprobs
@@ -224,7 +224,7 @@ class BeamSearch:
 
 
 class Beam(Request):
-    """One live continuation. logprobs: of its output; total: their sum, after penalties and bias."""
+    """One live continuation. logprobs: the logprobs of its output. total: their sum, after penalties and bias."""
 
     def __init__(
         self,

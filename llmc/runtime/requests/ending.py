@@ -17,8 +17,8 @@ class End(NamedTuple):
 class Ending:
     """The conditions that end an output.
 
-    eos_ids: end it without a stop_reason. stop_ids: end it as its stop_reason. max_length: of prompt and output.
-    min_tokens: tokens of output before which neither these nor stop strings end it.
+    eos_ids: end it without a stop_reason. stop_ids: end it as its stop_reason. max_length: maximum number of tokens of
+    prompt and output. min_tokens: tokens of output before which neither these nor stop strings end it.
     """
 
     eos_ids: frozenset[int]

@@ -53,7 +53,7 @@ def check_task(head: Head | None, *, wants_row: bool) -> None:
 
 class JobBuilder:
     """The facts about an engine that checks need. prefix_cache: whether requests may share cached prefixes. head: the
-    engine's head; None if it generates. longest_text: in tokens. policies: of requests' caches."""
+    engine's head; None if it generates. longest_text: in tokens. policies: the policies of requests' caches."""
 
     def __init__(
         self,

@@ -39,9 +39,9 @@ class Origin:
     """A client's request: all sequences that serve it have the same object.
 
     salt: only requests with the same salt share cached prefixes; None shares with none. arrived: time.monotonic(); None
-    means now. deadline: on the same clock; None means no limit. adapter: the adapter of all its tokens. policy: of the
-    caches of layers whose requests choose one; None for the engine's. instruction: tokens that a second reading begins
-    with (second_reading.py).
+    means now. deadline: on the same clock; None means no limit. adapter: the adapter of all its tokens. policy: the
+    policy of the caches of layers whose requests choose one; None for the engine's. instruction: tokens that a second
+    reading begins with (second_reading.py).
     """
 
     priority: Priority = Priority.FREE

@@ -27,8 +27,8 @@ class TokenLogprobs:
 
 @dataclass(frozen=True)
 class ChoiceResult:
-    """One finished choice. text: None if it was not decoded on the way; it is then that of the tokens. row: of a text
-    that was read for it."""
+    """One finished choice. text: None if it was not decoded on the way; it is then that of the tokens. row: the row of
+    a text, for a request that asks for one."""
 
     token_ids: tuple[int, ...]
     finish_reason: FinishReason

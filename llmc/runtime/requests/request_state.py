@@ -27,9 +27,10 @@ class Standing:
 
     sequence: order of arrival. is_waiting: in a queue. seat: which of max_sequences it has while it holds blocks: the
     slot of its states, where the model has some. started: when it first got one, as Request.arrived counts.
-    cached_tokens: found in the prefix cache then. blocks: of the KV cache, in order of position; groups: tables of the
-    groups of caches after the first. computed: see Request.computed, which also covers requests that decode. reading:
-    while the request reads its prompt again; `computed` then also counts the tokens of the part.
+    cached_tokens: number of tokens found in the prefix cache then. blocks: the blocks of the KV cache, in order of
+    position. groups: tables of the groups of caches after the first. computed: see Request.computed, which also covers
+    requests that decode. reading: while the request reads its prompt again; `computed` then also counts the tokens of
+    the part.
     """
 
     sequence: int = 0

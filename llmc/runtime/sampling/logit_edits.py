@@ -67,7 +67,7 @@ class AllowedTokens:
 class BannedSequences:
     """Bans the last token of a sequence where the output ends with the others.
 
-    sequences: of token ids, none of them empty. The prompt does not count as a sequence's beginning.
+    sequences: sequences of token ids, none of them empty. The prompt does not count as a sequence's beginning.
     """
 
     def __init__(self, sequences: Iterable[tuple[int, ...]]) -> None:

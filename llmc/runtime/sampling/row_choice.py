@@ -16,8 +16,9 @@ _DTYPES = {"F32": np.float32, "I32": np.int32}
 
 
 class RowChoice(NamedTuple):
-    """temperature 0 takes the likeliest. top_k: EVERY_TOKEN without one. seeds, counters: of the row's random number,
-    int32: the request's own, so that what it draws does not depend on its neighbours."""
+    """How a token is chosen from a row of logits. temperature: 0 takes the likeliest. top_k: EVERY_TOKEN without one.
+    seeds, counters: the seed and counter of the row's random number, int32. They are the request's own, so its draws do
+    not depend on its neighbours."""
 
     temperature: float
     top_k: int
@@ -61,7 +62,8 @@ class RowChoices:
 
     @staticmethod
     def of(given: Sequence[RowChoice | None]) -> "RowChoices":
-        """The arrays for those rows. None: of a row whose logits are read instead, as if it took the likeliest."""
+        """Return the arrays for these rows. None in `given` is a row whose logits are read instead; it counts as one
+        that takes the likeliest."""
         best, unread = given.count(BEST), given.count(None)
         if best + unread == len(given):  # Most steps; the rest is slower by far.
             return _best(len(given), unread > 0)

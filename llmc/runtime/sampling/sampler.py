@@ -288,7 +288,8 @@ def choose(
 
 
 def choose_largest(samplers: Sequence[Sampler], logits: Logits, rows: Sequence[int]) -> Sequence[int | RequestError]:
-    """Return the token with the largest logit of each row, or the reason for none. rows: of the logits, ascending."""
+    """Return the token with the largest logit of each row, or the reason for none. rows: numbers of rows of the logits,
+    ascending."""
     if rows[-1] != len(rows) - 1:
         logits = logits[list(rows)]
     best = logits[: len(rows)].argmax(axis=1)

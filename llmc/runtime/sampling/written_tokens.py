@@ -10,8 +10,8 @@ TokenIds = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Written:
-    """The tokens of a request, as an array. ids: of the prompt and the output, [tokens]; valid until the next token is
-    appended. prompt_tokens: how many of them are the prompt's."""
+    """The tokens of a request, as an array. ids: the ids of the prompt and the output, [tokens]; valid until the next
+    token is appended. prompt_tokens: how many of them are the prompt's."""
 
     ids: TokenIds
     prompt_tokens: int

@@ -12,7 +12,7 @@ _OF_CUT_TABLES = "of cut tables"
 
 @dataclass(eq=False, slots=True)
 class _CutTable:
-    """Full blocks of a request's table. dropped, cut_at: as of GroupTable. ends: blocks of group 0 that it is found
+    """Full blocks of a request's table. dropped, cut_at: see GroupTable. ends: blocks of group 0 that it is found
     by."""
 
     blocks: tuple[int, ...]

@@ -17,9 +17,9 @@ from llmc.runtime.scheduling.cut_tables import CutTables
 class DoneCut:
     """The consequences of a table that was cut.
 
-    moves: slots of rows that move, from and to. leaving: blocks that are to go back to the pool. rows: how many the
-    table had; blocks: that hold them. chosen: how many of them are kept by score; places: blocks that those move to.
-    queries, pinned: as of Cut.
+    moves: slots of rows that move, from and to. leaving: blocks that are to go back to the pool. rows: number of rows
+    that the table had. blocks: the blocks that hold them. chosen: number of these rows that are kept by score. places:
+    the blocks that those rows move to. queries, pinned: see Cut.
     """
 
     moves: list[tuple[int, int]]

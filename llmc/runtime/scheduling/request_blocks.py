@@ -118,7 +118,7 @@ class RequestBlocks:
 
     def fitting(self, request: Request, tokens: int, rows: int, found_blocks: Sequence[int] = ()) -> int:
         """Number of pending tokens that the request can compute in a step with room for `tokens` tokens and `rows` rows
-        of logits, up to the next cut of one of its tables. found_blocks: as of `until_cut`."""
+        of logits, up to the next cut of one of its tables. found_blocks: see `until_cut`."""
         return request.fitting(min(tokens, self.until_cut(request, found_blocks)), rows)
 
     def until_cut(self, request: Request, found_blocks: Sequence[int] = ()) -> int:
@@ -153,7 +153,8 @@ class RequestBlocks:
         return self._has_room(total - len(found_blocks) + self._revived(found_blocks), needs, others)
 
     def _has_room(self, need: int, needs: Sequence[int], others: Sequence[Request]) -> bool:
-        """Whether the pools have these blocks, and what the others still need. needs: of the groups."""
+        """Whether the pools have these blocks, and what the others still need. needs: number of blocks needed in each
+        group."""
         lacks = [max(0, self._limits.blocks_for(len(r.tokens)) - len(r.standing.blocks)) for r in others]
         if need + sum(lacks) > self._pool.available:
             return False

@@ -33,9 +33,9 @@ class StepPlan(NamedTuple):
     """The work of one step: first the decodes by place, with one token and one row of logits each, then the chunks.
 
     copies: blocks to be filled from others before the step, {destination: source}; all sources are read first.
-    group_copies: the same of the groups of caches after the first, by group.
-    grown: decodes that have got one more block. entered: those that got their place, or whose blocks changed,
-    since the last step. In both, requests without a place are to be ignored.
+    group_copies: the same for the groups of caches after the first, by group. grown: decodes that have got one more
+    block. entered: those that got their place, or whose blocks changed, since the last step. In both, requests without
+    a place are to be ignored.
     """
 
     decodes: list[SampledRequest]

@@ -34,7 +34,7 @@ _BODY_SECONDS = 1.5
 def create_app(
     model: ServedModel, registry: CollectorRegistry, options: ServeOptions, hosts: Sequence[str] | None
 ) -> FastAPI:
-    """The application. registry: the one that the model's metrics are in. hosts: as of outer_middleware."""
+    """The application. registry: the one that the model's metrics are in. hosts: see outer_middleware."""
     registry.register(EngineCollector(model.engine, model.name, model.stall_seconds))
     return application(
         [Middleware(CountAnswers, metrics=model.metrics), *outer_middleware(model.lifecycle, options, hosts)],

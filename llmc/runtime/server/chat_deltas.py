@@ -52,7 +52,7 @@ class EventDeltas(ChatDeltas):
     """Deltas from a reader's events: thoughts, content and tool calls, whose arguments come piece by piece.
 
     single: nothing after the first call counts. forced: the function that the output calls and does nothing else.
-    marks: of the form of calls; another stop string may cut a call.
+    marks: the marks of the form of calls; another stop string may cut a call.
     """
 
     def __init__(

@@ -1,4 +1,5 @@
-"""The engine's outputs for one HTTP request: of several prompts as they come, and only while the client is there."""
+"""The engine's outputs for one HTTP request: those of several prompts as they come, and only while the client is
+connected."""
 
 import asyncio
 import json

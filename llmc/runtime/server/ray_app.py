@@ -29,7 +29,8 @@ class RayOptions:
     min_replicas, max_replicas: limits of the number of replicas that Ray runs.
 
     target_ongoing_requests: average number of requests per replica above which another replica is started.
-    upscale_delay_s, downscale_delay_s: how long the load must last. num_cpus, num_gpus: of a replica.
+    upscale_delay_s, downscale_delay_s: how long the load must last. num_cpus, num_gpus: numbers of CPUs and GPUs per
+    replica.
     """
 
     min_replicas: int = 1
@@ -51,7 +52,8 @@ class RayOptions:
 
 
 def build(arguments: dict[str, Any]) -> Any:
-    """The application for `serve run` or a Serve config file. arguments: of ServeOptions and RayOptions, by name.
+    """The application for `serve run` or a Serve config file. arguments: fields of ServeOptions and RayOptions, by
+    name.
 
     Values of the command line are texts and are read as the field's type. Raises OptionError.
     """

@@ -69,7 +69,7 @@ def sampling_params(
     skip_special_tokens: bool | None = None,
     seed: int | None = None,
 ) -> SamplingParams:
-    """Raises RequestError for values that contradict each other. seed: of a request that brings none."""
+    """Raises RequestError for values that contradict each other. seed: the seed of a request that does not give one."""
     values = {
         **asdict(defaults),
         "seed": seed,

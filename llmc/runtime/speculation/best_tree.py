@@ -49,7 +49,8 @@ def best_tree(candidates: Sequence[Sequence[Candidate]], most: int) -> Draft:
 
 
 def best_nodes(draft: Draft, probabilities: Sequence[float], most: int) -> Draft:
-    """The best part of a tree, of at most `most` nodes. probabilities: of each node, if all before it are right."""
+    """The best part of a tree, of at most `most` nodes. probabilities: the probability of each node if all before it
+    are right."""
     worth: list[float] = []
     for index, probability in enumerate(probabilities):
         parent = draft.parent(index)

@@ -23,7 +23,7 @@ from llmc.runtime.speculation.second_engine import SecondEngine
 class BuiltInDraft:
     """The draft layers in an engine. layers: engines, each of which drafts from the hidden states of the one before,
     the first from the outer engine's. ids: the outer engine's token for each token of the layers; None if the
-    vocabularies are equal. vocab_size: of the outer engine."""
+    vocabularies are equal. vocab_size: the size of the outer engine's vocabulary."""
 
     layers: tuple[SecondEngine, ...]
     ids: TokenIds | None

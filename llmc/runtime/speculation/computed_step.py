@@ -38,7 +38,7 @@ class ComputedChunk(NamedTuple):
 @dataclass(frozen=True)
 class ComputedStep:
     """A step that was computed, for drafters. plan: the plan of the step. sides: the side outputs that it left.
-    executor: holds them until the next step. results: of the step."""
+    executor: holds them until the next step. results: the results of the step."""
 
     plan: StepPlan
     sides: tuple[str, ...]

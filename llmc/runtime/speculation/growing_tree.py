@@ -30,7 +30,7 @@ class Level(NamedTuple):
 
 class GrowingTree:
     """A tree of drafts that grows level by level. most: maximum nodes of the draft. width: nodes that are read at once;
-    1 for a chain. tokens: of all nodes."""
+    1 for a chain. tokens: the tokens of all nodes."""
 
     def __init__(self, most: int, width: int) -> None:
         self._most, self._width = min(most, MOST_NODES), width

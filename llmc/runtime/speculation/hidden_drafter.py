@@ -200,8 +200,8 @@ class HiddenDrafter(CachingDrafter):
                 current.rows = current.rows._replace(hidden=part)
 
     def _grow(self, layer: int, step: Step, nodes: Sequence[tuple[_Asked, int | None]]) -> Hidden:
-        """Run a layer's step, whose first rows of logits are for these nodes. Returns its hidden states: of each token,
-        or for the last layer of each row of logits."""
+        """Run a layer's step, whose first rows of logits are for these nodes. Returns the hidden state of each token
+        or, for the last layer, of each row of logits."""
         executor = self._layers[layer]
         places = [(entry.request, entry.tree.path(node)) for entry, node in nodes]
         followings = self._candidates.after(executor, step, places)

@@ -32,7 +32,7 @@ class NgramDrafter(EachDrafter):
 
 
 class NgramIndex:
-    """The last places of the n-grams of a growing list of tokens. lengths: of n-grams, the longest first.
+    """The last places of the n-grams of a growing list of tokens. lengths: the lengths of n-grams, the longest first.
 
     Each token is indexed once, at the next query; there is at most one entry per token and length.
     """

@@ -26,9 +26,9 @@ class _Own:
 
 
 class SuffixDrafter(EachDrafter):
-    """Drafts the likeliest continuation from suffix automata. depth: of match and draft together. factor: drafted
-    tokens per matching token. least: minimum probability of a draft as a whole. earlier: outputs of other requests of
-    the same salt."""
+    """Drafts the likeliest continuation from suffix automata. depth: maximum length of match and draft together.
+    factor: drafted tokens per matching token. least: minimum probability of a draft as a whole. earlier: outputs of
+    other requests of the same salt."""
 
     def __init__(self, depth: int, factor: float, least: float, earlier: EarlierAnswers) -> None:
         self._depth = depth

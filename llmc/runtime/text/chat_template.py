@@ -82,7 +82,8 @@ def special_tokens(engine: EngineFiles) -> dict[str, str]:
 
 
 def _sources(engine: EngineFiles) -> dict[str, str]:
-    """The model's templates by name: of the tokenizer's settings, and files, which count more, as for transformers."""
+    """The model's templates by name, from the tokenizer's settings and from files. Files take precedence, as in
+    transformers."""
     sources = _named(_settings(engine, SETTINGS).get("chat_template"))
     sources = sources or _named(_settings(engine, "chat_template.json").get("chat_template"))
     file = f"{_FOLDER}/chat_template.jinja"

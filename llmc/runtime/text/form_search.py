@@ -132,7 +132,8 @@ def _parts(role: str, **fields: Any) -> Change:
 
 
 def _steps(source: str) -> Iterable[_Step]:
-    """Yield the probes from texts to calls: later ones need the results of earlier ones. source: of the template."""
+    """Yield the probes from texts to calls: later ones need the results of earlier ones. source: the source of the
+    template."""
     lists = _set(lists_no_tools=True), _parts("user", lists_no_tools=True)
     yield _Step((probes.USER,), (_set(), _parts("user"), *lists))
     yield _Step((probes.TURNS,), (_set(), _parts("assistant")))

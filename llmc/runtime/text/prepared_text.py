@@ -22,7 +22,7 @@ def known_prompt(preparation: TextPreparation, names: Iterable[str]) -> str | No
 def prepared(preparation: TextPreparation, prompt: Any, name: str | None = None) -> Any:
     """Put the model's prompt before a text.
 
-    name: of the prompt; None is the model's default. Raises RequestError for a name that no prompt has.
+    name: the name of the prompt; None is the model's default. Raises RequestError for a name that no prompt has.
     """
     named = preparation.default_prompt if name is None else name
     prompts = {template.name: template.text for template in preparation.prompts}

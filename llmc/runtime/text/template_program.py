@@ -28,8 +28,8 @@ class TooLongError(ValueError):
 
 @dataclass(frozen=True)
 class Question:
-    """The input of a prompt. messages: as normal_messages makes them. variables: others of the template, such as
-    add_generation_prompt. continues: the prompt ends inside the last message. call_example: of ChatTemplate."""
+    """The input of a prompt. messages: as normal_messages makes them. variables: other variables of the template, such
+    as add_generation_prompt. continues: the prompt ends inside the last message. call_example: see ChatTemplate."""
 
     messages: Sequence[Json]
     tools: Sequence[Json] | None

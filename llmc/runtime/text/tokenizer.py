@@ -22,7 +22,8 @@ _LONG_CHARACTERS = 1024
 
 
 class Tokenizer:
-    """The tokenizer of an engine directory, read on first use; an engine may have none. path: of tokenizer.json."""
+    """The tokenizer of an engine directory, read on first use; an engine may have none. path: the path of
+    tokenizer.json."""
 
     def __init__(self, engine: EngineFiles) -> None:
         self.path = engine.path / TOKENIZER_NAME

@@ -34,7 +34,8 @@ _STANDARD = {
 
 
 def pointwise(b: Body, node: fx.Node, values: Mapping[fx.Node, Value]) -> str:
-    """The function of a call whose target is in llmc.graph.pointwise.POINTWISE. values: of its tensors."""
+    """The function of a call whose target is in llmc.graph.pointwise.POINTWISE. values: the values of the call's
+    tensors."""
     statements = _Statements(b, values)
     result = statements.names[emit(node, statements)]
     return _converted(b, result, kind_of(node.meta["val"].dtype), node.meta["val"].dtype)

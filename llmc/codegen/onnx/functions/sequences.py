@@ -31,7 +31,7 @@ class OneSequence:
         return self._b.unsqueeze(x, 0)
 
     def results(self, y: str, after: str) -> tuple[str, ...]:
-        """y of each row as of tokens. Nothing is written."""
+        """Return y with one row per token. No state is written."""
         return (self._b.squeeze(y, 0),)
 
 
@@ -63,7 +63,7 @@ class StepSequences:
         return self._b("Gather", x, self._index, axis=0)
 
     def results(self, y: str, after: str) -> tuple[str, ...]:
-        """y of each row as of tokens, and the states, put back."""
+        """Return y with one row per token, and the states of all slots with the requests' new ones."""
         b = self._b
         flat = b("Reshape", y, b("Concat", b.integers([-1]), b("Shape", y, start=2), axis=0))
         tokens = b("Gather", flat, self._places, axis=0)
@@ -84,7 +84,8 @@ Rule = Callable[[Body, str, Sequence[str]], tuple[str, str]]
 
 
 def scan(b: Body, sequences: Sequences, rule: Rule, inputs: Sequence[str], axes: int) -> tuple[str, ...]:
-    """The results of an op that goes along its tokens by a rule. inputs: rows. axes: of the states with requests'."""
+    """The results of an op that goes along its tokens by a rule. inputs: the rows of each input. axes: number of axes
+    of the states, the axis of requests included."""
     inner = InnerBody()
     elements = [f"row_{index}" for index in range(len(inputs))]
     after, y = rule(inner, "before", elements)

@@ -1,7 +1,7 @@
 """Ops that carry a state from token to token: causal_conv, selective_scan, linear_attention, linear_recurrence.
 
-Each function is of two ops: of one sequence, and of a step, whose state, query_starts, context_lens and state_slots are
-`step`, as of StepSequences.
+Each function implements two ops, one for a single sequence and one for a step. `step` holds the step's state,
+query_starts, context_lens and state_slots, the arguments of StepSequences.
 """
 
 from collections.abc import Sequence

@@ -19,7 +19,8 @@ _WORK = re.compile(r"(LD|ST)(G|S|L)|UTMA|UBLKCP|UTC\w*MMA|\w?[HIQO]G?MMA|[FHD](A
 
 @dataclass(frozen=True)
 class Loop:
-    """A natural loop. instructions: of all its blocks, in the order of their addresses. blocks: their addresses."""
+    """A natural loop. instructions: the instructions of all its blocks, in the order of their addresses. blocks: their
+    addresses."""
 
     instructions: tuple[Instruction, ...]
     blocks: frozenset[int]

@@ -25,8 +25,8 @@ class PackedWeight:
         parts: its tensors.
         scheme: how they are to be read.
         input_scale: the name of the static scale of its activations, where those are rounded with it.
-        experts: of a weight that the model has as [experts, in, out / experts]; its rows are those of one expert after
-            the other.
+        experts: number of experts of a weight that the model has as [experts, in, out / experts]; its rows are those of
+            one expert after another.
     """
 
     name: str

@@ -49,7 +49,7 @@ class CodeLayout:
         shape: the weight's [out, in]. Raises ValueError for tensors that do not fit together.
         unpack: codes, scales and zeros of a weight of that shape. Raises ValueError.
         codes: the tensor that holds the codes, and the types that it may have.
-        bits: of a code, as the shapes of the tensors have it; None if only the scheme has them.
+        bits: bits of a code, as the shapes of the tensors have it; None if only the scheme has them.
         unused: suffixes of tensors that say how others compute, and nothing of the weight.
     """
 
@@ -75,9 +75,9 @@ class StoredScheme:
 
     Args:
         method: what quantized them, for messages.
-        format: of the codes, a key of CODE_FORMATS.
+        format: the format of the codes, a key of CODE_FORMATS.
         layout: their tensors.
-        bits: of a stored code; None if each weight's tensors say it.
+        bits: bits of a stored code; None if each weight's tensors say it.
         zero_offset: what is taken off zeros when they are stored.
         block: rows and columns that share a scale; None if the scales' shape says it.
         activation: what tokens are rounded to: none, int8 or fp8; with a static scale in the checkpoint if is_static.

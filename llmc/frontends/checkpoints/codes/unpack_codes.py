@@ -53,9 +53,9 @@ def unpack_compressed(
 ) -> UnpackedCodes:
     """Unpack codes as compressed-tensors stores them.
 
-    weight: int32 words [out, in · bits / 32] if `bits`, else int8 or float8_e4m3fn [out, in]. scale: of the tensor,
-    of rows [out, 1], or of each `block` of rows and columns; a group is one row of it. zero_point: as scale; packed
-    along the rows if `bits`.
+    weight: int32 words [out, in · bits / 32] if `bits`, else int8 or float8_e4m3fn [out, in]. scale: the scale of the
+    tensor, the scales of rows [out, 1], or one for each `block` of rows and columns; a group is one row of it.
+    zero_point: as scale; packed along the rows if `bits`.
     """
     rows, columns = shape
 

@@ -30,13 +30,16 @@ _OTHERWISE = "int4-gptq"
 
 
 def unread(seen: str, known: str, file: Path, method: str = "") -> CheckpointError:
-    """The error of codes that are stored in another way.
+    """Return the error for codes that are stored in a way that llmc does not read.
 
     Args:
-        seen: what they are.
-        known: what is read in its place.
-        file: that says so.
-        method: what quantized them.
+        seen: the way in which they are stored.
+        known: the way that llmc reads.
+        file: the file that says how they are stored.
+        method: the method that quantized them, for the advice to quantize again; empty if it is not known.
+
+    Returns:
+        The error, for the caller to raise.
     """
     scheme = NEAREST.get(method, _OTHERWISE)
     return CheckpointError(

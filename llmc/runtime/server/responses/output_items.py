@@ -21,7 +21,7 @@ class OutputItems:
         self._logprobs: list[Json] = []
 
     def add(self, delta: Json, logprobs: list[Json]) -> Iterator[Json]:
-        """Events of a delta. logprobs: of the tokens of its text."""
+        """Events of a delta. logprobs: the logprobs of the tokens of its text."""
         if "reasoning" in delta:
             yield from self._begin("reasoning")
             yield self._piece("response.reasoning_text.delta", delta["reasoning"])
@@ -36,7 +36,8 @@ class OutputItems:
                 yield self._piece("response.function_call_arguments.delta", call["function"]["arguments"])
 
     def finish(self, status: str) -> Iterator[Json]:
-        """Events of the end. status: of the item that was not complete before; without any item there is a message."""
+        """Events of the end. status: the status of the item that was not complete before; without any item there is a
+        message."""
         if not self.items:
             yield from self._begin("message")
         yield from self._close(status)

@@ -18,7 +18,7 @@ class StoredResponse:
     """A response that later requests may continue. response: as the client got it. input_items: what its request added.
     conversation: all items up to its end.
 
-    size: of its texts, in bytes. tenant: whose key it was made with.
+    size: the size of its texts, in bytes. tenant: whose key it was made with.
     """
 
     response: dict[str, Any]

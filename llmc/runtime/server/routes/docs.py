@@ -49,7 +49,8 @@ def _fields(description: Mapping[str, Any], operation: Mapping[str, Any]) -> str
 
 
 def _all_fields(description: Mapping[str, Any], operation: Mapping[str, Any]) -> Iterator[tuple[str, Any, bool]]:
-    """Name, schema and whether it is required: of parameters, then of the body."""
+    """Yield the name and schema of each field and whether it is required: first the parameters, then the fields of the
+    body."""
     for parameter in operation.get("parameters", ()):
         yield parameter["name"], parameter.get("schema", {}), parameter.get("required", False)
     for content in operation.get("requestBody", {}).get("content", {}).values():

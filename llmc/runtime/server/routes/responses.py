@@ -105,7 +105,7 @@ def check_supported(model: ServedModel, body: ResponsesRequest) -> None:
 
 
 def check_text_of(body: ResponsesRequest) -> None:
-    """400 for text that the response, which repeats parts of the request, could not encode."""
+    """Raise ApiError 400 for text that cannot be encoded, because the response repeats parts of the request."""
     try:
         json.dumps(body.model_dump(), ensure_ascii=False, allow_nan=False).encode()
     except UnicodeEncodeError:
@@ -167,7 +167,8 @@ def conversation_before(model: ServedModel, body: ResponsesRequest, tenant: str 
 
 
 def stored_response(model: ServedModel, identity: str, request: Request) -> StoredResponse:
-    """404 for one that is not, or no longer, here."""
+    """Return the stored response with this identity. Raises ApiError 404 if the request's tenant has none, or if it was
+    removed."""
     stored = model.responses.get(identity, tenant_of(request, None))
     if stored is None:
         raise ApiError(404, f"there is no response {identity!r:.100} here (any more)", param="response_id")

@@ -33,8 +33,8 @@ class RowFields(Fields, extra="forbid", populate_by_name=True):
 class EmbeddingRequest(RowFields):
     """The body of /v1/embeddings.
 
-    input: a text, several, token ids, or several lists of them. base64: of the numbers as little-endian fp32.
-    prompt_name: of the prompt before each text, as sentence-transformers names them.
+    input: a text, several, token ids, or several lists of them. base64: the encoding of the numbers as little-endian
+    fp32. prompt_name: the name of the prompt before each text, as in sentence-transformers.
     """
 
     input: _Input

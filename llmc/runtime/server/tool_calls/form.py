@@ -15,7 +15,7 @@ class Notation(Protocol):
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """Texts in it that may be special tokens."""
+        """The texts of this notation that may be special tokens of a model."""
 
     def read(self, source: Incoming, calls: Calls) -> Wait[bool]:
         """Read a call and emit its events. False, with nothing told, if none comes next."""
