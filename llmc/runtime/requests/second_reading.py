@@ -74,8 +74,14 @@ def instruction_of(policy: CachePolicy, tokenizer: Tokenizer) -> tuple[int, ...]
 
 
 def longest_part(reads: int, end: int, limits: Limits, instruction: Sequence[int]) -> int:
-    """The most tokens of the request that a part holds: `reads`, limited by the room that a step and a sequence have
-    after the tokens that a part begins with. 0 or less if there is no room."""
+    """Return the largest number of the request's tokens in one part; not positive if there is no room for any.
+
+    Args:
+        reads: Number of tokens that the policy reads again at once.
+        end: Number of tokens that are read again, which is also the position of each part.
+        limits: Limits of the engine's steps and sequences.
+        instruction: Tokens that each part begins with, before the cue.
+    """
     return min(reads, min(limits.max_batch_tokens, limits.max_model_len - end) - len(instruction) - CUE)
 
 

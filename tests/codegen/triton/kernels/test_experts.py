@@ -54,7 +54,7 @@ def test_codes(device: str, format: str, group: int | None, asymmetric: bool) ->
 
 
 # Format, group and channels of W, whether it has zeros, and what x is rounded to: with one scale per row, or one for
-# each 32 channels, of which the last group may be short.
+# each 32 channels. The last group may be shorter.
 CODED_TOKENS = [
     ("int8", None, 192, False, "int8", None),
     ("int8", None, 100, False, "int8", TOKEN_GROUP),
