@@ -136,6 +136,17 @@ def refuse_adapters(options: BuildOptions, target: str) -> None:
         )
 
 
+def refuse_draft_layers(options: BuildOptions) -> None:
+    """Check options of a kind whose engines run stages as separate programs. Raises OptionError for draft layers in an
+    engine of several stages."""
+    if options.pipeline_parallel_size > 1 and options.speculative is not None:
+        raise OptionError(
+            "draft layers read the model's hidden states, which engines with pipeline stages do not collect",
+            at=f"speculative={options.speculative}, pipeline_parallel_size={options.pipeline_parallel_size}",
+            fix="use only tensor_parallel_size, or draft with another engine, ngram, suffix or lookahead",
+        )
+
+
 def refuse_stages(options: BuildOptions, target: str) -> None:
     """Check options of a kind whose engines have one stage. Raises OptionError for more."""
     stages = options.pipeline_parallel_size

@@ -1,5 +1,6 @@
 """Open an engine directory: check that it is whole, unchanged and made for this machine, before anything in it runs."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -74,11 +75,11 @@ class EngineDirectory:
         return replace(
             self,
             program=self.program.with_one_table(),
-            programs=tuple(
-                replace(target_program, program=target_program.program.with_one_table())
-                for target_program in self.programs
+            programs=_with_one_table(self.programs),
+            stages=tuple(
+                replace(stage, program=stage.program.with_one_table(), programs=_with_one_table(stage.programs))
+                for stage in self.stages
             ),
-            stages=tuple(replace(stage, program=stage.program.with_one_table()) for stage in self.stages),
         )
 
     @property
@@ -101,12 +102,17 @@ class TargetProgram:
     program: Program
 
 
+def _with_one_table(programs: Sequence[TargetProgram]) -> tuple[TargetProgram, ...]:
+    return tuple(replace(made, program=made.program.with_one_table()) for made in programs)
+
+
 @dataclass(frozen=True)
 class StageProgram:
-    """A pipeline stage's program, and what an executor opens for it."""
+    """A pipeline stage's program, and what an executor opens for it. programs: as in EngineDirectory."""
 
     program: Program
     executable: Path
+    programs: "tuple[TargetProgram, ...]" = ()
 
 
 def read_engine(path: Path, *, check_weights: bool = True, check_machine: bool = True) -> EngineDirectory:
@@ -163,7 +169,7 @@ def _open(path: Path) -> tuple[EngineFiles, Manifest]:
 def _describe(files: EngineFiles, manifest: Manifest, *, check_machine: bool) -> EngineDirectory:
     programs = read_programs(files, manifest)
     program, executable = programs[0].program, _executable(files, manifest)
-    stages = (StageProgram(program, executable), *_further_stages(files, manifest, program))
+    stages = (StageProgram(program, executable, programs), *_further_stages(files, manifest, program))
     tensors = find_weights(files, program)
     if check_machine:
         check_target(files.path, manifest.target)
@@ -181,7 +187,8 @@ def _further_stages(files: EngineFiles, manifest: Manifest, first: Program) -> l
     before = first
     for number in range(1, first.layout.pipeline):
         folder = stage_folder(number)
-        program = _program(files, manifest, f"{folder}{PROGRAM_NAME}")
+        programs = read_programs(files, manifest, folder)
+        program = programs[0].program
         if (program.layout, program.stage) != (first.layout, number) or program.hidden_width != before.hands_over:
             raise EngineFormatError(
                 f"stage {before.stage} of {first.layout} hands over {before.hands_over} numbers per token; this is "
@@ -189,7 +196,7 @@ def _further_stages(files: EngineFiles, manifest: Manifest, first: Program) -> l
                 at=files.path / folder / PROGRAM_NAME,
                 fix=REBUILD,
             )
-        further.append(StageProgram(program, _executable(files, manifest, folder)))
+        further.append(StageProgram(program, _executable(files, manifest, folder), programs))
         before = program
     return further
 
@@ -244,10 +251,11 @@ def _executable(files: EngineFiles, manifest: Manifest, folder: str = "") -> Pat
     return files.path / executables[0]
 
 
-def read_programs(files: EngineFiles, manifest: Manifest) -> tuple[TargetProgram, ...]:
-    """The program, or one for each GPU that the engine was built for; they have the same weights."""
+def read_programs(files: EngineFiles, manifest: Manifest, folder: str = "") -> tuple[TargetProgram, ...]:
+    """The program of the stage in a folder, or one for each GPU that the engine was built for; they have the same
+    weights."""
     names = manifest.target.name.split(",")
-    places = [PROGRAM_NAME, *(f"{PROGRAMS}/{name}.json" for name in names[1:])]
+    places = [f"{folder}{place}" for place in (PROGRAM_NAME, *(f"{PROGRAMS}/{name}.json" for name in names[1:]))]
     programs = [TargetProgram(name, at, _program(files, manifest, at)) for name, at in zip(names, places, strict=True)]
     for other in programs[1:]:
         if other.program.weights != programs[0].program.weights:
@@ -282,7 +290,7 @@ def of_rank(engine: EngineDirectory, rank: int) -> EngineDirectory:
     """The part of an engine that a rank runs: the program of its stage, and the rank's weights."""
     stage = engine.stages[engine.program.layout.stage_of(rank)]
     tensors = find_weights(engine.files, stage.program, rank)
-    return replace(engine, program=stage.program, executable=stage.executable, tensors=tensors)
+    return replace(engine, program=stage.program, executable=stage.executable, tensors=tensors, programs=stage.programs)
 
 
 def find_weights(files: EngineFiles, program: Program, rank: int = 0) -> tuple[StoredTensor, ...]:

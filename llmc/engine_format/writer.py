@@ -75,6 +75,13 @@ class EngineWriter:
         return other
 
     @property
+    def root(self) -> EngineWriter:
+        """Writes the same engine's files, at paths from its root."""
+        other = copy(self)
+        other._folder = ""
+        return other
+
+    @property
     def files(self) -> EngineFiles:
         """The files of the engine written until now."""
         return EngineFiles(self._directory.path, dict(self._files))

@@ -19,7 +19,7 @@ from llmc.codegen.cpp.pack_sparse import DENSE, pack_sparse, pack_sparse_codes
 from llmc.codegen.cpp.products import NO_SPARSE_EXPERTS
 from llmc.codegen.cpp.toolchain_check import check_toolchain
 from llmc.codegen.quantized_support import check_kernels
-from llmc.codegen.target_kind import check_adapters
+from llmc.codegen.target_kind import check_adapters, refuse_draft_layers
 from llmc.engine_format.writer import EngineWriter
 from llmc.errors import OptionError
 from llmc.formats.schemes import TokenDefault
@@ -50,12 +50,7 @@ class CppKind:
                     at=f"{name}=float16",
                     fix="choose bfloat16, which takes as much memory, or float32; or build for a GPU",
                 )
-        if options.pipeline_parallel_size > 1 and options.speculative is not None:
-            raise OptionError(
-                "draft layers read the model's hidden states, which engines with pipeline stages do not collect",
-                at=f"speculative={options.speculative}, pipeline_parallel_size={options.pipeline_parallel_size}",
-                fix="use only tensor_parallel_size, or draft with another engine, ngram, suffix or lookahead",
-            )
+        refuse_draft_layers(options)
         check_adapters(options)
         check_kernels(options, CppBackend(self.target), self.target.name, self.tokens)
 

@@ -13,6 +13,7 @@ class DeviceLowered:
 
     sources: the Python text of each file of kernels. recipes: how to make each weight. refusals: norms that were not
     fused into a product, and why. graph_text: the lowered graph, for machines without the GPU; None if it has no text.
+    folder: the folder of a pipeline stage after the first, with a slash; the names of files begin with it.
     """
 
     programs: dict[str, Program]
@@ -20,6 +21,7 @@ class DeviceLowered:
     recipes: tuple[SlotRecipe, ...]
     refusals: tuple[Refusal, ...] = ()
     graph_text: str | None = None
+    folder: str = ""
 
     @property
     def program(self) -> Program:

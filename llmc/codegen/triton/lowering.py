@@ -14,6 +14,7 @@ from llmc.codegen.triton.device_lowered import DeviceLowered
 from llmc.codegen.triton.printer import print_loop, print_module
 from llmc.codegen.triton.specialize import specialize
 from llmc.codegen.triton.token_choice import add_token_choice
+from llmc.engine_format.reader import stage_folder
 from llmc.graph.model_graph import ModelGraph
 from llmc.options import BuildOptions
 from llmc.program import LIBRARY, Origin, Program
@@ -28,7 +29,8 @@ def lower_device(graph: ModelGraph, target: GpuTarget, options: BuildOptions) ->
 
     Raises LoweringError naming an op that has no kernel.
     """
-    by_target = {member.name: _lower(graph, member, options) for member in target.compiled}
+    folder = stage_folder(graph.pipeline_stage) if graph.pipeline_stage else ""
+    by_target = {member.name: _lower(graph, member, options, folder) for member in target.compiled}
     first, *rest = by_target.values()
     sources = dict(first.sources)
     for other in rest:
@@ -36,22 +38,24 @@ def lower_device(graph: ModelGraph, target: GpuTarget, options: BuildOptions) ->
         assert all(sources.get(file, text) == text for file, text in other.sources.items()), "and its sources"
         sources |= other.sources
     programs = {name: lowered.program for name, lowered in by_target.items()}
-    text = carried_graph(graph, first.program, first.recipes)
-    return DeviceLowered(programs, sources, first.recipes, first.refusals, text)
+    # The executor of graphs runs one graph, and a stage has only a part of it.
+    text = carried_graph(graph, first.program, first.recipes) if graph.pipeline_stages == 1 else None
+    return DeviceLowered(programs, sources, first.recipes, first.refusals, text, folder)
 
 
-def _lower(graph: ModelGraph, target: GpuTarget, options: BuildOptions) -> DeviceLowered:
-    """Lower the graph for one GPU."""
+def _lower(graph: ModelGraph, target: GpuTarget, options: BuildOptions, folder: str) -> DeviceLowered:
+    """Lower the graph for one GPU. folder: the stage's folder in the engine."""
     backend = TritonBackend(target)
     plan = plan_step(graph, backend, options)
-    planned = add_token_choice(plan.program, backend, target)
+    # Only the last stage has logits to choose from.
+    planned = plan.program if graph.hands_over else add_token_choice(plan.program, backend, target)
     modules = {kernel.module for kernel in backend.kernels.values() if kernel.module not in (None, LIBRARY)}
-    files = {module: f"kernels/{module.rpartition('.')[2]}.py" for module in sorted(modules | _imported(modules))}
+    files = {m: f"{folder}kernels/{m.rpartition('.')[2]}.py" for m in sorted(modules | _imported(modules))}
     assert len(set(files.values())) == len(files), "two kernel modules would share a file name in the engine"
-    program = specialize(planned, backend.kernels, files, LOOPS_SOURCE)
+    program = specialize(planned, backend.kernels, files, folder + LOOPS_SOURCE)
     sources = {file: inspect.getsource(importlib.import_module(module)) for module, file in files.items()}
     if plan.loops:
-        sources[LOOPS_SOURCE] = _print_loops(plan.program, plan.loops, graph.info.name)
+        sources[folder + LOOPS_SOURCE] = _print_loops(plan.program, plan.loops, graph.info.name)
     return DeviceLowered({target.name: program}, sources, plan.recipes, plan.refusals)
 
 

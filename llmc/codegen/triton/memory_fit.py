@@ -1,12 +1,14 @@
 """Whether an engine fits its GPU's memory: weights, the requested KV cache, the arena and the logits."""
 
 import bisect
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from llmc.errors import OptionError
 from llmc.options import BuildOptions
 from llmc.program import Program, state_bytes
+from llmc.program.step_result import largest_result
 from llmc.targets import GpuTarget
 
 # Memory that the driver and the runtime use.
@@ -104,7 +106,7 @@ def _needs(program: Program) -> _Needs:
     return _Needs(
         weights=sum(slot.nbytes for slot in program.weights),
         arena=program.arena.at(tokens=limits.max_batch_tokens, logit_rows=limits.max_logit_rows),
-        logits=4 * limits.max_logit_rows * program.vocab_size,
+        logits=4 * math.prod(largest_result(program)),
         adapters=0 if program.adapters is None else sum(program.adapters.nbytes().values()),
         # States of max_sequences sequences, whether they all fit or not, and a slot for padding.
         states=(limits.max_sequences + 1) * state_bytes(program.states),

@@ -10,7 +10,7 @@ from torch import Tensor, fx
 from llmc.api.build_stages import Stages
 from llmc.codegen.plain_rows import plain_rows
 from llmc.codegen.quantized_support import check_kernels
-from llmc.codegen.target_kind import check_adapters, refuse_stages
+from llmc.codegen.target_kind import check_adapters, refuse_draft_layers
 from llmc.codegen.triton.code_rows import blocked_rows, code_rows
 from llmc.codegen.triton.compile import Workers, compile_program, require_triton
 from llmc.codegen.triton.device_lowered import DeviceLowered
@@ -36,12 +36,12 @@ LOWERING_NAME = "report/lowering.json"
 class TritonKind:
     target: GpuTarget
     dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.float16, torch.bfloat16)
-    has_stages: bool = False
+    has_stages: bool = True
     tokens: TokenDefault = DEFAULT_TOKENS
 
     def check(self, options: BuildOptions) -> None:
         """Raise ToolchainError without Triton, OptionError for a scheme or KV cache that the kernels lack."""
-        refuse_stages(options, self.target.name)
+        refuse_draft_layers(options)
         check_adapters(options)
         require_triton()
         from llmc.codegen.triton.backend import TritonBackend  # imports Triton, which may be missing
@@ -104,7 +104,7 @@ class TritonBuilder:
         count = sum(len(program.launched_kernels()) for program in lowered.programs.values())
         with stages("compile", count):
             for name, text in lowered.sources.items():
-                writer.write_text(name, text)
+                writer.root.write_text(name, text)
             if lowered.graph_text is not None:
                 writer.write_text(GRAPH_NAME, lowered.graph_text)
             refused = [
@@ -120,12 +120,13 @@ class TritonBuilder:
 
     def _compile_member(self, member: GpuTarget, lowered: DeviceLowered, writer: EngineWriter, stages: Stages) -> None:
         # One target's binaries may have the names of another's.
-        folder = f"kernels/{member.name}" if self._target.members else "kernels"
+        folder = lowered.folder + (f"kernels/{member.name}" if self._target.members else "kernels")
+        root = writer.root
         program = lowered.programs[member.name]
-        compiled = compile_program(program, writer.path, member, stages.advance, folder, self._workers)
+        compiled = compile_program(program, root.path, member, stages.advance, folder, self._workers)
         for kernel in compiled.launched_kernels():
             for name in kernel.binaries[member.arch_name].files:
-                writer.add_file(name)
+                root.add_file(name)
         lowered.programs[member.name] = compiled
         if compiled is not lowered.program:
             writer.write_text(f"{PROGRAMS}/{member.name}.json", program_to_json(compiled))

@@ -27,6 +27,7 @@ from llmc.program import (
 from llmc.program.launch_arguments import Argument, Count, Operand, Rows
 from llmc.program.launch_grid import evaluate_grid
 from llmc.program.launch_signature import POINTERS, dtype_of, operand_dtypes, parameter_of
+from llmc.program.step_result import largest_result
 from llmc.runtime.loop.step import input_names
 
 # CUDA's limits of a grid in each dimension.
@@ -82,7 +83,8 @@ class LaunchBounds:
             self.extents["input", name] = 1, None
         if program.ranks > 1:
             self.extents["engine", "ranks"] = 1 + program.ranks, None
-        self.extents["output", "logits"] = self.counts["L"] * program.vocab_size, self.counts["L"]
+        result, columns = largest_result(program)
+        self.extents["output", "logits"] = result * columns, result
         for name in CHOICE_OUTPUTS:
             self.extents["output", name] = self.counts["L"], self.counts["L"]
 

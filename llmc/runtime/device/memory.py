@@ -1,10 +1,12 @@
 """The memory of an engine on a GPU, and the number of KV blocks that fit into the rest."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from llmc.errors import OptionError, TargetError
 from llmc.program import Program, state_bytes
+from llmc.program.step_result import largest_result
 from llmc.runtime.device.inputs import largest_shape
 from llmc.runtime.kv_capacity import cache_bytes, fitting_blocks, wanted_blocks
 from llmc.runtime.prefix_cache.snapshot_capacity import snapshot_count
@@ -16,8 +18,9 @@ RESERVED_BYTES = 256 << 20
 
 @dataclass(frozen=True)
 class DeviceMemory:
-    """Bytes by purpose. blocks: number of blocks of the first group of caches that requests use. Each group has one
-    more block for padding, which counts in `cache`. seats, snapshots: slots of each state, and one more likewise."""
+    """Bytes by purpose. logits: of the result of a step. blocks: number of blocks of the first group of caches that
+    requests use. Each group has one more block for padding, which counts in `cache`. seats, snapshots: slots of each
+    state, and one more likewise."""
 
     weights: int
     arena: int
@@ -111,7 +114,7 @@ def memory_of_blocks(program: Program, blocks: int, snapshots: int = 0) -> Devic
     return DeviceMemory(
         weights=sum(-(-slot.nbytes // 512) * 512 for slot in program.weights),
         arena=program.arena.at(tokens=limits.max_batch_tokens, logit_rows=limits.max_logit_rows),
-        logits=limits.max_logit_rows * program.vocab_size * 4,
+        logits=math.prod(largest_result(program)) * 4,
         inputs=largest.input_offsets()["end"],
         adapters=0 if pools is None else sum(pools.nbytes().values()),
         cache=program.ranks * sum(program.memories(blocks, spare=1).values()),

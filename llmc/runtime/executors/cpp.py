@@ -99,13 +99,15 @@ class CppExecutor:
 
     def step(self, step: Step) -> Logits:
         """Run a step by one call into the library; ctypes releases the GIL during it."""
-        self.run(step, self.own_output)
+        self.run(step)
         self._end_check()
         return self.own_output[: len(step.logit_rows)]
 
-    def run(self, step: Step, output: Logits, choices: LlmcChooseRows | None = None) -> None:
+    def run(self, step: Step, output: Logits | None = None, choices: LlmcChooseRows | None = None) -> None:
         """Run a step. output: memory for the logits of its rows, or for the rows that its tokens hand to the next
-        stage. choices: for engines of several ranks, to choose tokens instead of returning logits."""
+        stage; by default own_output. choices: for engines of several ranks, to choose tokens instead of returning
+        logits."""
+        output = self.own_output if output is None else output
         rows, step = len(step.logit_rows), step.for_groups(self._blocks[1:])
         # The arrays of all groups in order, as in codegen/cpp/step.py.
         slots = _joined(step.slot_mapping, step.group_slots)

@@ -18,7 +18,7 @@ from torch import Tensor
 from llmc.engine_format import EngineDirectory
 from llmc.errors import TargetError
 from llmc.program import CHOICE_OUTPUTS, Launch, StepOutput
-from llmc.program.slot_views import move_slots, slot_views
+from llmc.program.step_result import largest_result, result_rows
 from llmc.runtime.adapters.placed_adapter import PlacedAdapter
 from llmc.runtime.device.adapter_tensors import adapter_tensors, with_adapters
 from llmc.runtime.device.arguments import PackedArguments, argument_values, extra_pointers, scratch_bytes
@@ -33,15 +33,14 @@ from llmc.runtime.device.memory import DeviceMemory, out_of_memory
 from llmc.runtime.device.program import ARENA, RANKS, PlannedCall, calls_of_step, plan_calls
 from llmc.runtime.device.step_lane import StepKind, StepLane
 from llmc.runtime.device.weights import DeviceWeights, device_weights
+from llmc.runtime.executors.cuda_caches import CudaCaches
 from llmc.runtime.executors.cuda_compaction import CudaCompaction
 from llmc.runtime.executors.cuda_driver import LoadedKernel, load_kernel
 from llmc.runtime.executors.cuda_launches import CudaLaunches
 from llmc.runtime.executors.executor import Chosen, LaunchTime, Logits, SideArray
 from llmc.runtime.executors.library_calls import DeviceTensors, Views, library_call
 from llmc.runtime.executors.side_outputs import SideOutputs
-from llmc.runtime.executors.state_memory import copy_slot
 from llmc.runtime.loop.step import Ints, Step
-from llmc.runtime.memory import Bytes
 from llmc.runtime.sampling.row_choice import RowChoices
 
 # Three of them are of the same steps: one that is not fed, and one of each lane.
@@ -52,7 +51,7 @@ _GRAPH_ROOM_BYTES = 64 << 20
 _ROW_ALIGNMENT = 16
 
 
-class CudaExecutor:
+class CudaExecutor(CudaCaches):
     """Binaries, weights, KV cache, arena and graphs on one device. blocks, snapshots: number of blocks that requests
     may use, and of snapshots. weights: brings the weights to the device, by default from the engine's files."""
 
@@ -72,12 +71,12 @@ class CudaExecutor:
         # The memory that each space is in, and at which byte it starts.
         self._spaces: dict[tuple[str, str], tuple[Tensor, int]] = {}
         self._addresses: dict[tuple[str, str], int] = {}
-        rows = self.limits.max_logit_rows
         for name, (whole, start) in (weights or device_weights)(engine, self._allocate).items():
             self._spaces["weight", name] = whole, start
             self._addresses["weight", name] = whole.data_ptr() + start
         self._add((ARENA, ""), memory.arena, "the arena of activations")
-        self._logits = self._add(("output", "logits"), memory.logits, "logits").view(torch.float32).view(rows, -1)
+        result = self._add(("output", "logits"), memory.logits, "logits")
+        self._logits = result.view(torch.float32).view(largest_result(self._program))
         self._group_blocks = self._program.group_blocks(memory.blocks)
         for name, nbytes in self._program.memories(memory.blocks, spare=1).items():
             # Zeroed: what padding reads of the scratch block, and masked loads of a block's end, must be finite.
@@ -87,7 +86,7 @@ class CudaExecutor:
         self._pools = adapter_tensors(self._program, self._add_pool)
         self._inputs = self._allocate(memory.inputs, "step inputs")
         # One run of memory, so that a single copy brings all of them back.
-        padded_rows = -(-rows // _ROW_ALIGNMENT) * _ROW_ALIGNMENT
+        padded_rows = -(-self.limits.max_logit_rows // _ROW_ALIGNMENT) * _ROW_ALIGNMENT
         chosen = self._allocate(len(CHOICE_OUTPUTS) * padded_rows * 4, "chosen tokens")
         self._chosen = chosen.view(torch.int32).view(len(CHOICE_OUTPUTS), padded_rows).zero_()
         for name, part in zip(CHOICE_OUTPUTS, self._chosen, strict=True):
@@ -95,7 +94,7 @@ class CudaExecutor:
         self._fed = self._chosen[0].clone()
         self._lanes = [self._lane(memory) for _ in range(2)]
         self._last_lane = 0
-        self._every_row = np.ones(rows, np.bool_)
+        self._every_row = np.ones(self.limits.max_logit_rows, np.bool_)
         self._host_logits: Tensor | None = None
         self._scratch: list[Tensor] = []
         self._sides = SideOutputs(self._program)
@@ -110,10 +109,10 @@ class CudaExecutor:
         self._graphs: GraphCache[StepKind, torch.cuda.CUDAGraph] = GraphCache(MAX_GRAPHS, self._has_graph_room)
 
     def step(self, step: Step) -> Logits:
-        """The wanted rows' logits; the array is overwritten by the next step."""
+        """The wanted rows' logits, or the rows for the next stage; the array is overwritten by the next step."""
         with torch.cuda.device(self._device):
             self._run(step, StepOutput.LOGITS, None)
-        return self.logits(0, len(step.logit_rows))
+        return self.logits(0, result_rows(self._program, len(step.input_ids), len(step.logit_rows)))
 
     def choose(self, step: Step, wanted: StepOutput, choices: RowChoices) -> Chosen:
         """The wanted rows' tokens: the only bytes that come back."""
@@ -136,7 +135,7 @@ class CudaExecutor:
 
     def logits(self, first: int, count: int) -> Logits:
         if self._host_logits is None or len(self._host_logits) < count:
-            self._host_logits = torch.empty(count, self._program.vocab_size, pin_memory=True)
+            self._host_logits = torch.empty(count, self._logits.shape[1], pin_memory=True)
         with torch.cuda.device(self._device):
             self._host_logits[:count].copy_(self._logits[first : first + count], non_blocking=True)
             torch.cuda.current_stream().synchronize()
@@ -183,65 +182,10 @@ class CudaExecutor:
             self._run(step, StepOutput.LOGITS, None)
             torch.cuda.current_stream().synchronize()
 
-    def copy_blocks(self, copies: Mapping[int, int], group: int = 0) -> None:
-        """Copy blocks of a group's keys and values, on the device and in order with the steps."""
-        to = torch.tensor(list(copies), device=self._device)
-        source = torch.tensor(list(copies.values()), device=self._device)
-        for blocks in self._whole_blocks(group):
-            blocks.index_copy_(0, to, blocks.index_select(0, source))
-
-    def move_slots(self, sources: Ints, destinations: Ints, group: int = 0) -> None:
-        """Copy rows of a group's keys and values, on the device and in order with the steps."""
-        caches = [self._spaces["cache", name][0] for name in self._program.caches_of(group)]
-        indices = (torch.from_numpy(slots).long().to(self._device) for slots in (sources, destinations))
-        move_slots(slot_views(self._program, caches, group), *indices)
-
     def compact(self, compaction: Ints) -> None:
         """Choose and move a request's rows, on the device and in order with the steps."""
         with torch.cuda.device(self._device):
             self._mover.run(compaction, torch.cuda.current_stream(self._device).cuda_stream)
-
-    def read_blocks(self, blocks: Sequence[int], group: int = 0) -> Callable[[], Bytes]:
-        """Copy blocks of a group's keys and values into pinned memory, in order with the steps and concurrently with
-        the host."""
-        caches = self._whole_blocks(group)
-        with torch.cuda.device(self._device):
-            places = torch.tensor(list(blocks), device=self._device)
-            staged = torch.empty(len(blocks), sum(c.shape[1] for c in caches), dtype=torch.uint8, pin_memory=True)
-            begin = 0
-            for cache in caches:
-                end = begin + cache.shape[1]
-                staged[:, begin:end].copy_(cache.index_select(0, places), non_blocking=True)
-                begin = end
-            copied = torch.cuda.Event()
-            copied.record()
-
-        def wait() -> Bytes:
-            copied.synchronize()
-            octets: Bytes = staged.numpy()
-            return octets
-
-        return wait
-
-    def write_blocks(self, blocks: Sequence[int], contents: Sequence[Bytes], group: int = 0) -> None:
-        """Fill blocks of a group's keys and values, in order with the steps."""
-        rows, begin = torch.from_numpy(np.stack(contents)), 0
-        with torch.cuda.device(self._device):
-            places = torch.tensor(list(blocks), device=self._device)
-            for cache in self._whole_blocks(group):
-                end = begin + cache.shape[1]
-                cache.index_copy_(0, places, rows[:, begin:end].to(self._device))
-                begin = end
-
-    def _whole_blocks(self, group: int) -> list[Tensor]:
-        """Return each cache of a group as [blocks, bytes], the block for padding the last one."""
-        count = self._group_blocks[group] + 1
-        return [self._spaces["cache", name][0].view(count, -1) for name in self._program.caches_of(group)]
-
-    def copy_states(self, source: int, destination: int) -> None:
-        """Copy a slot of every state, on the device and in order with the steps."""
-        states = (self._spaces["state", name][0] for name in self._program.state_names())
-        copy_slot(self._program, states, source, destination)
 
     def put_adapter(self, slot: int, adapter: PlacedAdapter) -> None:
         """Copy an adapter into a slot of the pools, in order with the steps."""

@@ -16,6 +16,7 @@ from torch import Tensor
 from llmc.graph.dtype_names import TORCH_DTYPES
 from llmc.program import CHOICE_OUTPUTS, COMPACTION, Program, StepOutput, library_functions
 from llmc.program.slot_views import move_slots, slot_views
+from llmc.program.step_result import largest_result, result_rows
 from llmc.runtime.adapters.placed_adapter import PlacedAdapter
 from llmc.runtime.device.adapter_tensors import adapter_tensors, with_adapters
 from llmc.runtime.device.device_place import DevicePlace
@@ -46,7 +47,7 @@ class HostLaunches(ABC):
         self._calls, self._compacting = plan_calls(program), plan_calls(program, compacts=True)
         self._sides = SideOutputs(program)
         arena_bytes = program.arena.at(tokens=limits.max_batch_tokens, logit_rows=limits.max_logit_rows)
-        self._logits = torch.zeros(limits.max_logit_rows, program.vocab_size)
+        self._logits = torch.zeros(largest_result(program))
         self._memory: dict[tuple[str, str], Tensor] = {
             (ARENA, ""): torch.zeros(arena_bytes, dtype=torch.uint8),
             ("output", "logits"): self._logits,
@@ -64,9 +65,9 @@ class HostLaunches(ABC):
             self._memory["state", name] = torch.full((nbytes,), 0xFF, dtype=torch.uint8)
 
     def step(self, step: Step) -> Logits:
-        """The wanted rows' logits."""
+        """The wanted rows' logits, or the rows for the next stage."""
         self.launch_all(step, StepOutput.LOGITS)
-        return self.logits(0, len(step.logit_rows))
+        return self.logits(0, result_rows(self.program, len(step.input_ids), len(step.logit_rows)))
 
     def choose(self, step: Step, wanted: StepOutput, choices: RowChoices) -> Chosen:
         """The wanted rows' tokens."""

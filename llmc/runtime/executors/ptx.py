@@ -21,6 +21,7 @@ from llmc.engine_format.kept_ptx import kept_binaries, read_ptx
 from llmc.program import ITEMSIZES, Launch, Program, RowCount, StepOutput, library_functions
 from llmc.program.launch_arguments import Operand
 from llmc.program.rank_memory import memory_bytes
+from llmc.program.step_result import result_columns, result_rows
 from llmc.ptx.code import Code, load_code
 from llmc.ptx.errors import PtxError
 from llmc.ptx.global_memory import Buffer
@@ -84,10 +85,10 @@ class PtxExecutor(HostLaunches):
         return self._addresses.setdefault((space, name), _FIRST_ADDRESS + len(self._addresses) * _SPACING)
 
     def launch_all(self, step: Step, wanted: StepOutput) -> tuple[LaunchTime, ...]:
-        """Run every launch in order; then check that every wanted row has all its logits."""
+        """Run every launch in order; then check that every row of the result is complete."""
         times = super().launch_all(step, wanted)
         if wanted is StepOutput.LOGITS:
-            self._check_logits(len(step.logit_rows))
+            self._check_result(result_rows(self.program, len(step.input_ids), len(step.logit_rows)))
         return times
 
     def _forget(self) -> None:
@@ -96,8 +97,8 @@ class PtxExecutor(HostLaunches):
         for marks in self._written.values():
             marks.fill(0)
 
-    def _check_logits(self, rows: int) -> None:
-        nbytes = self.program.vocab_size * ITEMSIZES["F32"]
+    def _check_result(self, rows: int) -> None:
+        nbytes = result_columns(self.program) * ITEMSIZES["F32"]
         missing = np.flatnonzero(self._written["output", "logits"][: rows * nbytes] == 0)
         if len(missing):
             row, place = divmod(int(missing[0]), nbytes)

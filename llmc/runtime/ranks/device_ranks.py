@@ -10,42 +10,34 @@ import threading
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import torch
 import torch.distributed as distributed
 from torch import Tensor
-from torch._C._distributed_c10d import TCPStore
+from torch._C._distributed_c10d import PrefixStore, TCPStore
 from torch.distributed.distributed_c10d import Store
 
 from llmc.engine_format import EngineDirectory
 from llmc.errors import RankError
 from llmc.program import StepOutput
 from llmc.runtime.device.device_place import DevicePlace
-from llmc.runtime.executors.executor import ChoosingExecutor, Chosen, Logits, SideArray, SideOutputExecutor
+from llmc.runtime.executors.executor import Chosen, Logits, SideArray
 from llmc.runtime.loop.step import Ints, Step
-from llmc.runtime.ranks.channel import Channel, copy_rows, taken_step
+from llmc.runtime.memory import Bytes
+from llmc.runtime.ranks.channel import Channel, copy_rows, taken_choices, taken_step
+from llmc.runtime.ranks.device_part import DeviceExecutor, compute_part
 from llmc.runtime.ranks.local_ranks import start_ranks
 from llmc.runtime.ranks.losses import Losses
-from llmc.runtime.ranks.rank_memory import RankMemory
 from llmc.runtime.ranks.rank_plan import RankPlan
+from llmc.runtime.ranks.step_rows import Compute, StepRows
 from llmc.runtime.sampling.row_choice import RowChoices
 from llmc.settings import settings
 
-
-class DeviceExecutor(ChoosingExecutor, SideOutputExecutor, Protocol):
-    """The executor of each rank, which can be connected to the others."""
-
-    def join(self, place: DevicePlace) -> None:
-        """Connect to the other ranks' memory before the first step, or before the first after they started again."""
-
-    def follow(self, step: Step) -> None:
-        """Run a step for its collectives and its cache; its results are not used on this rank."""
-
-
 _Found = TypeVar("_Found")
-# Connect a rank, by its number and the number of ranks, over a store, with memory that all share. Raises RankError.
-Meet = Callable[[int, int, Store, RankMemory], DevicePlace]
+# Connect a rank of a stage, by its number there and the number of the stage's ranks, over a store, with memory that
+# they share. Raises RankError.
+Meet = Callable[[int, int, Store, Bytes], DevicePlace]
 
 
 class RankedDeviceExecutor(Losses):
@@ -65,7 +57,7 @@ class RankedDeviceExecutor(Losses):
         shared_bytes: int,
         executor: str | None = None,
     ) -> None:
-        self.ranks = engine.program.ranks
+        self.ranks = engine.program.layout.ranks
         self.blocks, self._own = blocks, own
         self._directory, self._meet = engine, meet
         self._plan = RankPlan(0, self.ranks, blocks, 1, shared_bytes, executor)
@@ -119,10 +111,11 @@ class RankedDeviceExecutor(Losses):
         """Start the other ranks and connect to them."""
         team, place = start_ranks(self._directory, self._plan, self._tell_lost), None
         try:
-            store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=patience())
-            team.tell({"do": "meet", "port": store.port})
-            place = _met(partial(self._meet, 0, self.ranks, store, team.memory))
-            self._own.join(place)
+            if self._directory.program.ranks > 1:
+                store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=patience())
+                team.tell({"do": "meet", "port": store.port})
+                place = _met(self._meet, store, team.rows)
+                self._own.join(place)
         except BaseException:
             team.close()
             if place is not None:
@@ -139,6 +132,10 @@ class RankedDeviceExecutor(Losses):
 
     def _with_all(self, step: Step, run: Callable[[], _Found]) -> _Found:
         self._team.tell_step(step)
+        return self._checked(run)
+
+    def _checked(self, run: Callable[[], _Found]) -> _Found:
+        """Run this rank's part of a step. Raises RankError if a rank was lost meanwhile."""
         try:
             result = run()
         except RuntimeError:  # The library's, which lost a rank.
@@ -156,35 +153,44 @@ class RankedDeviceExecutor(Losses):
         super()._tell_lost()
 
 
-def serve_device_rank(
-    open_own: Callable[[], DeviceExecutor], meet: Meet, channel: Channel, memory: RankMemory, plan: RankPlan
-) -> None:
+def serve_device_rank(open_own: Callable[[], DeviceExecutor], meet: Meet, channel: Channel, rows: StepRows) -> None:
     """Run as another rank: open the executor, and execute messages until the other end is closed. Raises LlmcError."""
     executor = open_own()
     channel.send({})
+    if rows.memory.layout.ranks.tensor == 1:
+        return _follow(executor, channel, rows)
     message = channel.receive()
     if message is None:
         return
-    store = TCPStore("127.0.0.1", message["port"], timeout=patience())
-    place = _met(partial(meet, plan.rank, plan.ranks, store, memory))
+    place = _met(meet, TCPStore("127.0.0.1", message["port"], timeout=patience()), rows)
     try:
         executor.join(place)
-        _follow(executor, channel, memory)
+        _follow(executor, channel, rows)
     finally:
         place.part()
 
 
-def _follow(executor: DeviceExecutor, channel: Channel, memory: RankMemory) -> None:
+def _follow(executor: DeviceExecutor, channel: Channel, rows: StepRows) -> None:
+    memory, layout = rows.memory, rows.memory.layout.ranks
+    is_last = layout.stage_of(rows.rank) == layout.pipeline - 1
     while (message := channel.receive()) is not None and not memory.lost.any():
         if message["do"] == "step":
-            executor.follow(taken_step(message, memory.step(message["number"])))
+            arrays = memory.step(message["number"])
+            step, choices = taken_step(message, arrays), taken_choices(message, arrays) if is_last else None
+            part: Compute = partial(compute_part, executor, StepOutput(message["wanted"]), choices)
+            rows.run(part, step, message["number"])
+        elif message["do"] == "logits":
+            rows.give_logits(executor.logits, message["first"], message["count"], message["number"])
         else:
             copy_rows(message, executor)
 
 
-def _met(meet: Callable[[], DevicePlace]) -> DevicePlace:
+def _met(meet: Meet, store: Store, rows: StepRows) -> DevicePlace:
+    """Connect to the other ranks of this rank's stage. The stages share the server of the store."""
+    layout = rows.memory.layout.ranks
+    stage, rank = layout.stage_of(rows.rank), layout.tensor_rank_of(rows.rank)
     try:
-        return meet()
+        return meet(rank, layout.tensor, PrefixStore(f"stage{stage}", store), rows.memory.exchange(stage))
     except RuntimeError as error:  # torch's errors of stores and groups are
         raise RankError(
             f"the ranks could not meet: {' '.join(str(error).split()):.300}",

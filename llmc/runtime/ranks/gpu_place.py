@@ -19,16 +19,16 @@ from llmc.program.library_collectives import exchange_parts, gather_rows
 from llmc.program.rank_memory import LOST_WORD, memory_bytes
 from llmc.runtime.device.device_place import DevicePlace
 from llmc.runtime.device.symmetric_memory import SymmetricMemory, can_have_symmetric_memory, symmetric_memory
+from llmc.runtime.memory import Bytes
 from llmc.runtime.ranks.arriving_writes import writes_arrive
 from llmc.runtime.ranks.device_ranks import part_from_group, patience, tables_of
-from llmc.runtime.ranks.rank_memory import RankMemory
 
 # NCCL's first call takes some seconds.
 _LIBRARY_SECONDS = 60.0
 _TURN_SECONDS = 0.01
 
 
-def meet_gpus(rank: int, ranks: int, store: Store, memory: RankMemory) -> DevicePlace:
+def meet_gpus(rank: int, ranks: int, store: Store, shared: Bytes) -> DevicePlace:
     """Connect torch's current device with those of all other ranks. Raises RankError for a library that does not
     answer."""
     device = torch.device("cuda", torch.cuda.current_device())

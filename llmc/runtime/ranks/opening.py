@@ -3,6 +3,7 @@
 from llmc.engine_format.reader import check_target
 from llmc.runtime.executors.opening_request import OpeningRequest
 from llmc.runtime.ranks.device_ranks import RankedDeviceExecutor
+from llmc.runtime.ranks.device_stages import StagedDeviceExecutor
 from llmc.runtime.ranks.ranked_executor import RankedCppExecutor
 from llmc.runtime.ranks.staged_executor import StagedCppExecutor
 
@@ -26,7 +27,7 @@ def open_on_gpus(request: OpeningRequest) -> tuple[RankedDeviceExecutor, int]:
     from llmc.runtime.ranks.gpu_place import meet_gpus
 
     own, blocks = open_engine(request)
-    return RankedDeviceExecutor(request.directory, own, blocks, meet_gpus, _FLAGS_BYTES), blocks
+    return _ranked(request)(request.directory, own, blocks, meet_gpus, _FLAGS_BYTES), blocks
 
 
 def open_interpreted(request: OpeningRequest) -> tuple[RankedDeviceExecutor, int]:
@@ -36,7 +37,7 @@ def open_interpreted(request: OpeningRequest) -> tuple[RankedDeviceExecutor, int
 
     own, blocks = open_engine(request)
     nbytes = shared_bytes(request.directory.program.ranks)
-    return RankedDeviceExecutor(request.directory, own, blocks, meet_interpreted, nbytes), blocks
+    return _ranked(request)(request.directory, own, blocks, meet_interpreted, nbytes), blocks
 
 
 def open_executed(request: OpeningRequest) -> tuple[RankedDeviceExecutor, int]:
@@ -46,4 +47,8 @@ def open_executed(request: OpeningRequest) -> tuple[RankedDeviceExecutor, int]:
 
     own, blocks = open_engine(request)
     nbytes = shared_bytes(request.directory.program.ranks)
-    return RankedDeviceExecutor(request.directory, own, blocks, meet_interpreted, nbytes, "ptx"), blocks
+    return _ranked(request)(request.directory, own, blocks, meet_interpreted, nbytes, "ptx"), blocks
+
+
+def _ranked(request: OpeningRequest) -> type[RankedDeviceExecutor]:
+    return StagedDeviceExecutor if request.directory.program.layout.pipeline > 1 else RankedDeviceExecutor

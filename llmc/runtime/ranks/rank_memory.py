@@ -90,6 +90,10 @@ class RankMemory:
         line = self.layout.ranks.pipeline * self.layout.exchange + rank * _ALIGNMENT
         return self.bytes[line : line + 8].view(np.uint64)
 
+    def exchange(self, stage: int) -> Bytes:
+        """The memory of a stage's collectives."""
+        return self.bytes[stage * self.layout.exchange : (stage + 1) * self.layout.exchange]
+
     def place(self, rank: int) -> LlmcRanks:
         """Return the places through which a rank's library exchanges values with those of its stage."""
         ranks = self.layout.ranks

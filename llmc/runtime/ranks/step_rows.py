@@ -1,12 +1,16 @@
 """A rank's part of a step in stages: take over the rows of the stage before, compute, and hand over one's own."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from llmc.runtime.executors.cpp import CppExecutor
+from llmc.runtime.executors.executor import Logits
 from llmc.runtime.loop.step import Step
 from llmc.runtime.ranks.channel import Channel
 from llmc.runtime.ranks.hop import Giving, Rows, Taking
 from llmc.runtime.ranks.rank_memory import RankMemory
+
+# Computes a rank's part of a step. The second argument is the memory for its result, or None if no other rank needs it.
+Compute = Callable[[Step, Rows | None], None]
 
 
 @dataclass(frozen=True)
@@ -33,7 +37,7 @@ class StepRows:
         giving = None if behind is None else Giving(behind, shares_memory=is_shared)
         return StepRows(memory, rank, taking, giving)
 
-    def run(self, executor: CppExecutor, step: Step, number: int) -> None:
+    def run(self, compute: Compute, step: Step, number: int) -> None:
         """Run this rank's part of a step. Steps run in the order in which the first rank announced them. number: the
         step's number in that order.
 
@@ -45,11 +49,21 @@ class StepRows:
             step = replace(step, hidden=self.memory.rows(number, self.rank, len(step.input_ids)))
         output = self._output(step, number)
         try:
-            executor.run(step, executor.own_output if output is None else output)
+            compute(step, output)
         finally:
             self.memory.ended(self.rank)[0] = number + 1
             if self.giving is not None and output is not None:
                 self.giving.give(number, output)
+
+    def give_logits(self, logits: Callable[[int, int], Logits], first: int, count: int, number: int) -> None:
+        """Give the first rank rows of the last step's logits, as a step of its own number. Only the rank that has them
+        calls `logits`, with the number of the first row and of all."""
+        ranks = self.memory.layout.ranks
+        if self.giving is not None and ranks.stage_of(self.rank) == ranks.pipeline - 1:
+            place = self.memory.logits(number, count)
+            place[:] = logits(first, count)
+            self.giving.give(number, place)
+        self.memory.ended(self.rank)[0] = number + 1
 
     def close(self) -> None:
         """Disconnect the neighbours."""

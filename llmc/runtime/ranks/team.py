@@ -11,6 +11,7 @@ from typing import Any
 
 from llmc.errors import RankError
 from llmc.processes.lifeline import Lifeline
+from llmc.program import StepOutput
 from llmc.program.engine_structs import LlmcRanks
 from llmc.runtime.loop.step import Step
 from llmc.runtime.ranks.channel import Channel, SharedMemory, put_step
@@ -94,12 +95,15 @@ class Team:
             with suppress(OSError):  # The watcher reports which rank was lost.
                 member.channel.send(message)
 
-    def tell_step(self, step: Step, number: int = 0, choices: RowChoices | None = None) -> None:
-        """Send a step to all ranks, which copy its arrays before they begin. choices: how all choose its tokens. Raises
-        RankError as `tell`."""
+    def tell_step(
+        self, step: Step, number: int = 0, choices: RowChoices | None = None, wanted: StepOutput = StepOutput.LOGITS
+    ) -> None:
+        """Send a step to all ranks, which copy its arrays before they begin. choices: how all ranks, or those of the
+        last stage, choose its tokens. wanted: the result that the last stage of GPUs computes. Raises RankError as
+        `tell`."""
         self.check()
         arrays = self.memory.step(number)
-        message = {**put_step(step, arrays, choices), "number": number}
+        message = {**put_step(step, arrays, choices), "number": number, "wanted": wanted.value}
         data = arrays[: message["nbytes"]].data
         for member in self._members:
             with suppress(OSError):

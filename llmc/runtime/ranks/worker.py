@@ -42,7 +42,7 @@ def main(arguments: list[str]) -> None:
         if engine.program.kernels:
             from llmc.runtime.ranks.device_worker import work_on_device
 
-            return work_on_device(engine, plan, channel, memory)
+            return work_on_device(engine, plan, channel, StepRows.between(memory, plan.rank, before, behind))
         executor = open_rank(engine, plan, plan.threads, memory.place(plan.rank))
     except LlmcError as error:
         channel.send({"problem": f"could not open the engine: {error.problem}"})
@@ -80,7 +80,7 @@ def serve_steps(
                 return True
             step, choices = taken_step(message, arrays), taken_choices(message, arrays)
             if choices is None:
-                rows.run(executor, step, message["number"])
+                rows.run(executor.run, step, message["number"])
             else:
                 executor.run_choosing(step, choices)
             if memory.lost.any():

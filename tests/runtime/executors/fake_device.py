@@ -22,7 +22,7 @@ from llmc.program import DeviceBinary, DeviceKernel, Program
 from llmc.runtime.device.binaries import DeviceBinaries
 from llmc.runtime.device.device import Device
 from llmc.runtime.device.memory import memory_of_blocks
-from llmc.runtime.executors import cuda
+from llmc.runtime.executors import cuda, cuda_caches
 from llmc.runtime.executors.cuda_driver import LoadedKernel
 from tests.runtime.device.device_program import binary
 
@@ -221,7 +221,9 @@ def fake_executor(
     def weights(engine: Any, allocate: Callable[[int, str], torch.Tensor]) -> dict[str, tuple[torch.Tensor, int]]:
         return {slot.name: (allocate(slot.nbytes, slot.name), 0) for slot in program.weights}
 
-    monkeypatch.setattr(cuda, "torch", _FakeTorch(driver))
+    fake_torch = _FakeTorch(driver)
+    monkeypatch.setattr(cuda, "torch", fake_torch)
+    monkeypatch.setattr(cuda_caches, "torch", fake_torch)
     monkeypatch.setattr(cuda, "load_kernel", driver.load)
     monkeypatch.setattr(cuda, "device_weights", weights)
     memory = memory_of_blocks(program, blocks, snapshots)
