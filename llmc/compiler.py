@@ -211,8 +211,9 @@ def _write_engine(
                 notes += _write_draft(result.graph.draft, captured, builds, writer, target, options, pipeline)
         with stages("finish"):
             manifest = writer.finish(manifest)
-    fitting = kind.fitting_sequences(program)
-    return build_report(output, target, result, program, manifest, stages.seconds, notes, fitting)
+    fitting = [kind.fitting_sequences(stage) for stage in programs]
+    least = None if fitting[0] is None else min(count for count in fitting if count is not None)
+    return build_report(output, target, result, program, manifest, stages.seconds, notes, least)
 
 
 def _write_weights(

@@ -44,6 +44,8 @@ class Settings:
         rank_stall_seconds: Longest time that a rank may keep the others waiting in a step (LLMC_RANK_STALL_SECONDS).
         ptx_instructions: Instructions of a block after which executor="ptx" reports an endless kernel
             (LLMC_PTX_INSTRUCTIONS).
+        rank_devices: The GPU of each rank, as torch numbers them (LLMC_RANK_DEVICES, such as 0,0); None is the GPU of
+            the rank's number.
         run_ahead: Whether a GPU's next step is queued before the last step's tokens are read (LLMC_RUN_AHEAD=1).
     """
 
@@ -57,6 +59,7 @@ class Settings:
     rank_start_seconds: float = 120.0
     rank_stall_seconds: float = 30.0
     ptx_instructions: int = 10_000_000
+    rank_devices: tuple[int, ...] | None = None
     run_ahead: bool = False
 
 
@@ -76,6 +79,7 @@ def read_settings(environ: Mapping[str, str]) -> Settings:
         "LLMC_DEBUG",
         "LLMC_DUMP",
         "LLMC_PTX_INSTRUCTIONS",
+        "LLMC_RANK_DEVICES",
         "LLMC_RANK_STALL_SECONDS",
         "LLMC_RANK_START_SECONDS",
         "LLMC_RUN_AHEAD",
@@ -106,6 +110,7 @@ def read_settings(environ: Mapping[str, str]) -> Settings:
         _seconds(environ, "LLMC_RANK_START_SECONDS", Settings.rank_start_seconds),
         _seconds(environ, "LLMC_RANK_STALL_SECONDS", Settings.rank_stall_seconds),
         _instructions(environ),
+        _devices(environ.get("LLMC_RANK_DEVICES", "")),
         environ.get("LLMC_RUN_AHEAD") == "1",
     )
 
@@ -130,6 +135,14 @@ def _instructions(environ: Mapping[str, str]) -> int:
     if re.fullmatch(r"[1-9][0-9]{0,14}", text, re.ASCII) is None:
         raise _cannot_be("LLMC_PTX_INSTRUCTIONS", text, f"give a number, or unset it for {Settings.ptx_instructions}")
     return int(text)
+
+
+def _devices(text: str) -> tuple[int, ...] | None:
+    if not text:
+        return None
+    if re.fullmatch(r"[0-9]{1,3}(,[0-9]{1,3})*", text, re.ASCII) is None:
+        raise _cannot_be("LLMC_RANK_DEVICES", text, "give a GPU for each rank, such as 0,1,0,1")
+    return tuple(map(int, text.split(",")))
 
 
 def _cache_dir(environ: Mapping[str, str]) -> Path:

@@ -7,6 +7,7 @@ from llmc.cli.units import in_bytes, in_rate, in_seconds
 from llmc.plural import counted
 from llmc.prediction.device_step import StepPrediction
 from llmc.program import Launch, Program
+from llmc.program.joined_program import HAND_OVER
 from llmc.targets import GpuTarget
 
 
@@ -30,6 +31,9 @@ def device_kernels(program: Program, target: GpuTarget, prediction: StepPredicti
         for arch, binary in kernel.binaries.items():
             sizes = (binary.threads, binary.registers, binary.spill_bytes)
             table.add_row(kernel.name, arch, *map(str, sizes), in_bytes(binary.shared_bytes), *costs)
+    if HAND_OVER in launched:
+        moved, seconds = prediction.kernel_bytes[HAND_OVER], prediction.kernel_seconds[HAND_OVER]
+        table.add_row(HAND_OVER, "host", "", "", "", "", in_bytes(moved), in_seconds(seconds))
     return table
 
 

@@ -102,7 +102,7 @@ def overview(directory: EngineDirectory) -> FittingTable:
     table.add_row("weights", in_bytes(manifest.memory["weights"]))
     arena, unplanned = manifest.memory["arena"], manifest.memory["arena_unplanned"]
     table.add_row("arena", f"{in_bytes(arena)} (buffers sum to {in_bytes(unplanned)})")
-    program = directory.program
+    program = directory.whole_program
     sequence = sum(program.memories(limits.blocks_for(limits.max_model_len)).values())
     table.add_row("KV cache", f"{cache_text(program)}; {in_bytes(sequence)} per sequence")
     if states := manifest.memory.get("states_per_sequence", 0):
@@ -175,7 +175,7 @@ def predicted_steps(
     from llmc.prediction.device_step import predict_decode, predict_prefill
     from llmc.targets import gpu_target
 
-    for target_program in directory.programs:
+    for target_program in directory.whole_programs:
         target = gpu_target(target_program.target)
         if prefill is None:
             step = predict_decode(target_program.program, target, requests, context)

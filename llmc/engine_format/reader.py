@@ -66,6 +66,14 @@ class EngineDirectory:
         return joined_program(self.stage_programs)
 
     @property
+    def whole_programs(self) -> "tuple[TargetProgram, ...]":
+        """For an engine for several GPUs, its programs of all stages, for inspection. file: that of the first stage."""
+        if len(self.stages) < 2:
+            return self.programs
+        by_target = zip(*(stage.programs for stage in self.stages), strict=True)
+        return tuple(replace(made[0], program=joined_program([stage.program for stage in made])) for made in by_target)
+
+    @property
     def stage_programs(self) -> tuple[Program, ...]:
         """The program of each stage, in order."""
         return tuple(stage.program for stage in self.stages) or (self.program,)

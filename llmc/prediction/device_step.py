@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from llmc.plural import counted
 from llmc.prediction.collectives import collective_seconds, is_collective
 from llmc.prediction.cost_expression import evaluate_expression
+from llmc.prediction.hand_over import hand_over_seconds
 from llmc.prediction.launch_seconds import launch_seconds
 from llmc.prediction.step_shape import StepShape
 from llmc.program import Launch, Limits, Program, StepOutput
+from llmc.program.joined_program import HAND_OVER
 from llmc.program.launch_grid import evaluate_grid
 from llmc.targets import GpuTarget
 
@@ -100,6 +102,8 @@ def _predict(program: Program, target: GpuTarget, step: StepShape, what: str) ->
 
 def _seconds(launch: Launch, step: StepShape, target: GpuTarget, program: Program) -> float:
     ranks = program.ranks
+    if launch.family == HAND_OVER:
+        return hand_over_seconds(evaluate_expression(launch.bytes_moved, step.values()) / 2)
     if is_collective(launch):
         return target.launch + collective_seconds(launch, step, ranks, target.links.of(program.layout.ranks))
     return launch_seconds(launch, step, target, program.limits)

@@ -42,7 +42,7 @@ def kernel_budgets(directory: "EngineDirectory") -> KernelBudgets:
     from llmc.targets import gpu_target
 
     budgets: KernelBudgets = {}
-    for compiled in directory.programs if directory.program.kernels else ():
+    for compiled in directory.whole_programs if directory.program.kernels else ():
         target = gpu_target(compiled.target)
         if target.backend != "cuda":
             continue

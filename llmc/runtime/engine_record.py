@@ -34,7 +34,7 @@ def predicted_step(
 
     Raises TargetError for a CPU's engine, OptionError for a step beyond the engine's limits.
     """
-    first = directory.programs[0]
+    first = directory.whole_programs[0]
     target = next((target for target in GPU_TARGETS if target.name == first.target), None)
     if target is None:
         raise TargetError(

@@ -6,11 +6,13 @@ from pathlib import Path
 
 from llmc.errors import TargetError
 from llmc.prediction.cost_expression import evaluate_expression
+from llmc.prediction.hand_over import hand_over_seconds
 from llmc.prediction.rates import Rates
 from llmc.prediction.step_price import StepPrice, cpu_price, gpu_price
 from llmc.prediction.step_shape import StepShape
 from llmc.program import Launch, Program, RankLayout
-from llmc.simulation.programs import HAND_OVER, stages_of
+from llmc.program.joined_program import HAND_OVER
+from llmc.simulation.programs import stages_of
 from llmc.targets import Target
 from llmc.targets.links import Link
 
@@ -45,11 +47,12 @@ def step_seconds(program: Program, layout: RankLayout, machine: Machine, ranks: 
     stages = stages_of(program)
     handed = [launch for launch in program.launches if launch.family == HAND_OVER]
     prices = [_price(stage, program, layout, machine, ranks) for stage in stages]
-    between = machine.joining(layout.ranks)
+    # Rows of GPUs pass through the host's memory.
+    send = hand_over_seconds if machine.target.compiled else machine.joining(layout.ranks).send
 
     def seconds(step: StepShape) -> float:
         values = step.values()
-        crossing = sum(between.send(evaluate_expression(launch.bytes_moved, values) / 2) for launch in handed)
+        crossing = sum(send(evaluate_expression(launch.bytes_moved, values) / 2) for launch in handed)
         return crossing + sum(price.seconds(step) for price in prices)
 
     return seconds

@@ -14,9 +14,8 @@ from llmc.passes.pipeline import parallel
 from llmc.passes.rewrite import Pass
 from llmc.passes.runner import run_pipeline
 from llmc.program import Launch, Program, RankLayout
+from llmc.program.joined_program import HAND_OVER
 from llmc.targets import Target, cpu_target_here
-
-HAND_OVER = "hand_over"
 
 
 @dataclass(frozen=True)

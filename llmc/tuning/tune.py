@@ -41,11 +41,17 @@ def tune(path: Path, output: Path, tell: Callable[[str], None]) -> tuple[Tuned, 
             at=path,
             fix="name an engine for a GPU: llmc build MODEL --target auto -o ENGINE",
         )
+    if directory.program.layout.pipeline > 1:
+        raise EngineFormatError(
+            f"the engine has {directory.program.layout.pipeline} pipeline stages, and tuning measures whole steps",
+            at=path,
+            fix="tune an engine of the same model with pipeline_parallel_size=1; the choices of this one are predicted",
+        )
     from llmc.runtime.device.binaries import carried_archs, fitting_arch, program_for
     from llmc.runtime.device.device import open_device
 
     device = open_device(path)
-    own = program_for(directory, device)
+    own = program_for(directory.programs, device)
     arch = fitting_arch(carried_archs(own.program), device.capability)
     if arch is None:
         raise EngineFormatError(

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import subprocess
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -36,7 +36,7 @@ def binaries_for(engine: EngineDirectory, device: Device, tell: Callable[[str], 
 
     tell: told a line before compiling. Raises TargetError if they cannot be compiled here.
     """
-    chosen = program_for(engine, device)
+    chosen = program_for(engine.programs, device)
     carried = carried_archs(chosen.program)
     arch = fitting_arch(carried, device.capability)
     if arch is not None:
@@ -59,8 +59,9 @@ def _has_program(directory: Path) -> bool:
     return (directory / COMPILED_PROGRAM).exists()
 
 
-def program_for(engine: EngineDirectory, device: Device) -> TargetProgram:
-    """The program made for this very GPU; or one whose binaries it runs, the newest; or the newest that it could."""
+def program_for(programs: Sequence[TargetProgram], device: Device) -> TargetProgram:
+    """The program of an engine or a stage that was made for this very GPU; or one whose binaries it runs, the newest;
+    or the newest that it could."""
     named = match_device(device.name, device.capability, is_hip=False)
     major, minor = device.capability
 
@@ -75,7 +76,7 @@ def program_for(engine: EngineDirectory, device: Device) -> TargetProgram:
             newest,
         )
 
-    return max(engine.programs, key=suitability)
+    return max(programs, key=suitability)
 
 
 def carried_archs(program: Program) -> frozenset[str]:

@@ -34,20 +34,6 @@ def open_device(engine: Path) -> Device:
     return Device(index, properties.name, torch.cuda.get_device_capability(index), shared)
 
 
-def check_device_count(engine: Path, ranks: int) -> None:
-    """Raise TargetError if there are fewer GPUs than the engine has ranks; each rank needs its own GPU."""
-    import torch
-
-    count = torch.cuda.device_count()
-    if ranks > count:
-        raise TargetError(
-            f"the engine was built for {ranks} GPUs, and this process sees {count}",
-            at=engine,
-            fix="run it on a machine that has them, check CUDA_VISIBLE_DEVICES, or build it again with a "
-            f"tensor_parallel_size of {count}",
-        )
-
-
 def no_device(engine: Path, reason: str) -> TargetError:
     """The error for a missing device: the reason in one line, and its fix."""
     reason = " ".join(reason.split())

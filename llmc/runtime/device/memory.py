@@ -18,9 +18,9 @@ RESERVED_BYTES = 256 << 20
 
 @dataclass(frozen=True)
 class DeviceMemory:
-    """Bytes by purpose. logits: of the result of a step. blocks: number of blocks of the first group of caches that
-    requests use. Each group has one more block for padding, which counts in `cache`. seats, snapshots: slots of each
-    state, and one more likewise."""
+    """Bytes of one rank by purpose. logits: those of a step, or the rows for the next stage. blocks: number of blocks
+    of the first group of caches that requests use. Each group has one more block for padding, which counts in `cache`.
+    seats, snapshots: slots of each state, and one more likewise."""
 
     weights: int
     arena: int
@@ -67,7 +67,7 @@ def plan_device_memory(
     beside: Sequence[Program] = (),
     state_cache_bytes: int | None = None,
 ) -> DeviceMemory:
-    """Divide a device's `free` bytes: the KV cache gets kv_cache_bytes, or the remaining bytes.
+    """Divide a device's `free` bytes: the KV cache gets the rank's part of kv_cache_bytes, or the remaining bytes.
 
     beside: programs of engines that will be opened there with the same number of blocks. state_cache_bytes: memory for
     snapshots of states, as in snapshot_count; None takes that of one sequence.
@@ -75,18 +75,22 @@ def plan_device_memory(
     Never more than every sequence at full length needs. Raises OptionError with the arithmetic if one sequence of
     max_model_len does not fit.
     """
-    limits = program.limits
+    limits, layout = program.limits, program.layout
     wanted, per_sequence = wanted_blocks(program, kv_cache_bytes)
     least = memory_of_blocks(program, per_sequence)
     programs = (program, *(drafter.with_one_table() for drafter in beside))
+
+    def own_bytes(count: int) -> int:
+        return sum(sum(member.memories(count).values()) for member in programs)
+
     others = [memory_of_blocks(drafter, per_sequence) for drafter in programs[1:]]
     reserved = max(RESERVED_BYTES, int(RESERVED_FRACTION * free))
     padding = sum(memory_of_blocks(member, 0).cache for member in programs)
     left = free - least.fixed - sum(other.fixed for other in others) - reserved - padding
-    snapshots = snapshot_count(program, state_cache_bytes, max(0, left - cache_bytes(per_sequence, program, beside)))
+    snapshots = snapshot_count(program, state_cache_bytes, max(0, left - own_bytes(per_sequence)))
     left -= snapshots * least.state
-    room = left if kv_cache_bytes is None else min(left, kv_cache_bytes)
-    blocks = fitting_blocks(wanted, room, lambda count: cache_bytes(count, program, beside))
+    room = left if kv_cache_bytes is None else min(left, kv_cache_bytes // program.ranks)
+    blocks = fitting_blocks(wanted, room, own_bytes)
     if blocks < per_sequence or left < 0:
         limit = "" if kv_cache_bytes is None else f" and kv_cache_bytes={kv_cache_bytes}"
         drafting = "".join(f", and of the drafter {other.arithmetic()}" for other in others)
@@ -94,15 +98,46 @@ def plan_device_memory(
         raise OptionError(
             f"one sequence of max_model_len={limits.max_model_len} tokens does not fit: {needed}{drafting}"
             f", with {_gb(reserved)} kept for graphs; the GPU has {_gb(free)} free{limit}",
-            at="the GPU's memory",
+            at="the GPU's memory" + (f" in stage {program.stage}" if layout.pipeline > 1 else ""),
             fix="free the GPU of other processes, or build with a smaller max_model_len or max_batch_tokens, or for a "
             f"larger GPU{', or load with a smaller state_cache_bytes' if snapshots else ''}",
         )
     return memory_of_blocks(program, blocks, snapshots)
 
 
+def plan_stage_memory(
+    stages: Sequence[Program],
+    free: int,
+    kv_cache_bytes: int | None,
+    beside: Sequence[Program] = (),
+    state_cache_bytes: int | None = None,
+) -> DeviceMemory:
+    """The memory of the first stage, with the number of blocks that every stage holds.
+
+    Args:
+        stages: The program of each stage.
+        free: Free bytes of the device of each rank.
+        kv_cache_bytes: Bytes of the KV cache of all ranks; None for the remaining bytes of each.
+        beside: As in plan_device_memory, on the first rank.
+        state_cache_bytes: As in plan_device_memory.
+
+    Raises:
+        OptionError: One sequence of max_model_len tokens does not fit a stage.
+    """
+    first, *later = stages
+    _, per_sequence = wanted_blocks(first, kv_cache_bytes)
+    whole = sum(cache_bytes(per_sequence, stage) for stage in stages)
+
+    def share(stage: Program) -> int | None:
+        return None if kv_cache_bytes is None else kv_cache_bytes * cache_bytes(per_sequence, stage) // whole
+
+    own = plan_device_memory(first, free, share(first), beside, state_cache_bytes)
+    blocks = min([own.blocks, *(plan_device_memory(stage, free, share(stage)).blocks for stage in later)])
+    return own if blocks == own.blocks else memory_of_blocks(first, blocks, own.snapshots)
+
+
 def memory_of_blocks(program: Program, blocks: int, snapshots: int = 0) -> DeviceMemory:
-    """The memory of an engine with this many blocks and snapshots of states."""
+    """The memory of a rank with this many blocks and snapshots of states."""
     limits, pools = program.limits, program.adapters
     largest = largest_shape(
         limits,
@@ -117,7 +152,7 @@ def memory_of_blocks(program: Program, blocks: int, snapshots: int = 0) -> Devic
         logits=math.prod(largest_result(program)) * 4,
         inputs=largest.input_offsets()["end"],
         adapters=0 if pools is None else sum(pools.nbytes().values()),
-        cache=program.ranks * sum(program.memories(blocks, spare=1).values()),
+        cache=sum(program.memories(blocks, spare=1).values()),
         blocks=blocks,
         state=state_bytes(program.states),
         seats=limits.max_sequences,

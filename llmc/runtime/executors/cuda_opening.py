@@ -7,12 +7,15 @@ import sys
 import torch
 
 from llmc.engine_format import EngineDirectory
-from llmc.runtime.device.binaries import binaries_for
-from llmc.runtime.device.device import check_device_count, open_device
-from llmc.runtime.device.memory import memory_of_blocks, plan_device_memory
+from llmc.program import Program
+from llmc.runtime.device.binaries import binaries_for, program_for
+from llmc.runtime.device.device import Device, open_device
+from llmc.runtime.device.memory import memory_of_blocks, plan_stage_memory
+from llmc.runtime.device.rank_devices import rank_devices, ranks_on_device
 from llmc.runtime.executors.cuda import CudaExecutor
 from llmc.runtime.executors.opening_request import OpeningRequest
 from llmc.runtime.kv_capacity import share_bytes
+from llmc.settings import settings
 
 
 def open_engine(request: OpeningRequest) -> tuple[CudaExecutor, int]:
@@ -24,21 +27,31 @@ def open_engine(request: OpeningRequest) -> tuple[CudaExecutor, int]:
     request.wait_for_weights()
     engine, (kv_cache_bytes, kv_memory, state_cache_bytes) = request.directory, request.room
     device = open_device(engine.path)
-    check_device_count(engine.path, engine.program.ranks)
+    devices = rank_devices(engine.path, engine.program.layout, torch.cuda.device_count())
+    if settings().rank_devices is not None:
+        torch.cuda.set_device(devices[0])
+        device = open_device(engine.path)
     binaries = binaries_for(engine, device, lambda line: print(f"llmc: {line}", file=sys.stderr))
-    free, _ = torch.cuda.mem_get_info(device.index)
-    if kv_memory is not None:
-        kv_cache_bytes = share_bytes(free, kv_memory, kv_cache_bytes)
     if request.blocks is None:
-        memory = plan_device_memory(binaries.program, free, kv_cache_bytes, request.beside, state_cache_bytes)
+        # The other GPUs are assumed to have as much free memory as this one.
+        free = torch.cuda.mem_get_info(device.index)[0] // ranks_on_device(devices, 0)
+        if kv_memory is not None:
+            kv_cache_bytes = engine.program.layout.ranks * share_bytes(free, kv_memory, kv_cache_bytes)
+        programs = _stage_programs(engine, device)
+        memory = plan_stage_memory(programs, free, kv_cache_bytes, request.beside, state_cache_bytes)
     else:
         memory = memory_of_blocks(binaries.program, request.blocks)
     return CudaExecutor(engine, device, binaries, memory), memory.blocks
 
 
 def open_cuda_rank(engine: EngineDirectory, rank: int, blocks: int) -> CudaExecutor:
-    """Return the executor of another rank, on the GPU with its number; `engine` has its weights. Raises TargetError."""
-    torch.cuda.set_device(rank)
+    """Return the executor of another rank, on its GPU; `engine` has its weights. Raises TargetError."""
+    torch.cuda.set_device(rank_devices(engine.path, engine.program.layout, torch.cuda.device_count())[rank])
     device = open_device(engine.path)
     binaries = binaries_for(engine, device, lambda line: print(f"llmc: {line}", file=sys.stderr))
     return CudaExecutor(engine, device, binaries, memory_of_blocks(binaries.program, blocks))
+
+
+def _stage_programs(engine: EngineDirectory, device: Device) -> list[Program]:
+    """Return the program of each stage for GPUs like this one."""
+    return [program_for(stage.programs, device).program for stage in engine.stages]

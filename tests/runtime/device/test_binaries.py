@@ -110,7 +110,7 @@ def test_each_gpu_gets_the_program_that_was_made_for_it(
     tmp_path: Path, capability: tuple[int, int], name: str, expected: str
 ) -> None:
     engine = made_up_engine(tmp_path / "e", "sm_90", a100=("sm_80",), h200=("sm_90",))
-    chosen = program_for(engine, device(capability, name)).target
+    chosen = program_for(engine.programs, device(capability, name)).target
     assert chosen == expected or (expected == "h200" and name != "NVIDIA H200" and chosen == "h100")
 
 
