@@ -67,8 +67,10 @@ def _gpus(layout: RankLayout) -> str:
 
 
 def _smaller(layout: RankLayout, count: int) -> str:
-    if layout.pipeline == 1 or layout.tensor > count:
+    if layout.pipeline == 1:
         return f"or build it again with a tensor_parallel_size of {count}"
+    if layout.tensor > count:
+        return f"or build it again for {count} ranks: each rank of a stage needs its own GPU"
     shared = ",".join(str(rank % layout.tensor) for rank in range(layout.ranks))
     fewer = f"build it again with a pipeline_parallel_size of {count // layout.tensor}"
     return f"{fewer}, or let stages share GPUs: LLMC_RANK_DEVICES={shared}"

@@ -7,8 +7,14 @@ from dataclasses import replace
 import pytest
 
 from llmc.errors import OptionError
-from llmc.program import StateSlot
-from llmc.runtime.device.memory import RESERVED_BYTES, memory_of_blocks, out_of_memory, plan_device_memory
+from llmc.program import RankLayout, StateSlot
+from llmc.runtime.device.memory import (
+    RESERVED_BYTES,
+    memory_of_blocks,
+    out_of_memory,
+    plan_device_memory,
+    plan_stage_memory,
+)
 from tests.runtime.device.device_program import LIMITS, program
 
 GB = 10**9
@@ -40,6 +46,33 @@ def test_too_little_memory_is_refused_with_the_sum() -> None:
     assert "max_batch_tokens" in str(error.value.fix)
     with pytest.raises(OptionError, match="kv_cache_bytes=1"):
         plan_device_memory(program(), 80 * GB, 1)
+
+
+def test_a_rank_has_the_cache_of_its_own_gpu() -> None:
+    """Bytes of the cache that are given by number are those of all ranks together."""
+    alone = program()
+    ranked = replace(alone, layout=RankLayout(4))
+    fixed = memory_of_blocks(alone, 0)
+    free = fixed.fixed + fixed.cache + RESERVED_BYTES + 1000 * BLOCK_BYTES
+    for each in (alone, ranked):
+        assert plan_device_memory(each, free, None).blocks == 1000
+        assert plan_device_memory(each, 80 * GB, each.ranks * 500 * BLOCK_BYTES).blocks == 500
+
+
+def test_all_stages_have_the_blocks_that_the_fullest_one_holds() -> None:
+    layout = RankLayout(1, 2)
+    first = replace(program(), layout=layout, hands_over=64)
+    last = replace(program(), layout=layout, stage=1, hidden_width=64, caches=program().caches * 3)
+    of_last = memory_of_blocks(last, 0)
+    free = of_last.fixed + of_last.cache + RESERVED_BYTES + 1000 * 3 * BLOCK_BYTES
+    memory = plan_stage_memory([first, last], free, None)
+    assert memory == memory_of_blocks(first, 1000)
+    assert memory.logits == LIMITS.max_batch_tokens * 64 * 4
+    # A given number of bytes is divided as the layers are: a quarter for the first stage.
+    assert plan_stage_memory([first, last], 80 * GB, 500 * 4 * BLOCK_BYTES).blocks == 500
+    with pytest.raises(OptionError, match=r"max_model_len=4096") as error:
+        plan_stage_memory([first, last], of_last.fixed + RESERVED_BYTES + PER_SEQUENCE * BLOCK_BYTES, None)
+    assert error.value.at == "the GPU's memory in stage 1"
 
 
 def test_states_have_a_slot_for_each_sequence_and_one_for_padding() -> None:
