@@ -31,10 +31,7 @@ def comparison_table(comparison: Comparison, title: str) -> FittingTable:
         *numeric(("weights per rank", 3), ("KV room", 2), ("used", 4), ("preempted", 4)),
     )
     caption = "times in ms; KV room: tokens per replica at the maximum batch size"
-    if not comparison.has_stages and any(outcome.division.layout.pipeline > 1 for outcome in comparison.served):
-        caption += "; italic rows are hypothetical: engines for this target do not support pipeline stages yet"
     table = FittingTable(title, columns, caption=caption)
-    built = max(outcome.division.layout.pipeline for outcome in comparison.outcomes) if comparison.has_stages else 1
     for served in comparison.served:
         summary, layout = served.summary, served.division.layout
         rate = summary.goodput if summary.goodput is not None else summary.request_throughput
@@ -49,7 +46,7 @@ def comparison_table(comparison: Comparison, title: str) -> FittingTable:
             str(served.kv_tokens),
             f"{served.kv_used / served.kv_tokens:.0%}",
             str(served.preemptions),
-            style="bold" if served is comparison.best else "italic" if layout.pipeline > built else "",
+            style="bold" if served is comparison.best else "",
         )
     return table
 

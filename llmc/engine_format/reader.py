@@ -67,7 +67,7 @@ class EngineDirectory:
 
     @property
     def whole_programs(self) -> "tuple[TargetProgram, ...]":
-        """For an engine for several GPUs, its programs of all stages, for inspection. file: that of the first stage."""
+        """The program of all stages for each target, for inspection. file: that of the first stage."""
         if len(self.stages) < 2:
             return self.programs
         by_target = zip(*(stage.programs for stage in self.stages), strict=True)

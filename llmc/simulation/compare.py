@@ -23,13 +23,11 @@ _MORE_RANKS = (2, 4, 8, 16, 32, 64)
 class Comparison:
     """The compared divisions of a machine's ranks. outcomes: in the order of the divisions. goals: milliseconds that
     good requests stay within, by name. enough: where none serves the load, the fewest tensor ranks, of powers of two,
-    with memory for it; None if that is none. has_stages: whether engines for the target can have them; those that
-    cannot are predicted, and not the best."""
+    with memory for it; None if that is none."""
 
     outcomes: tuple[Outcome, ...]
     goals: Mapping[str, float]
     enough: int | None = None
-    has_stages: bool = True
 
     @property
     def served(self) -> tuple[Served, ...]:
@@ -40,9 +38,8 @@ class Comparison:
     def best(self) -> Served | None:
         """The division with the most good requests per second, or without goals the most output tokens; among those
         about as good, the one with the lowest median time per output token."""
-        built = [outcome for outcome in self.served if self.has_stages or outcome.division.layout.pipeline == 1]
-        most = max(map(self._worth, built), default=0.0)
-        near = [outcome for outcome in built if self._worth(outcome) >= (1 - _SAME) * most]
+        most = max(map(self._worth, self.served), default=0.0)
+        near = [outcome for outcome in self.served if self._worth(outcome) >= (1 - _SAME) * most]
         return min(
             near, key=lambda served: (served.percentile("tpot", 0.5), served.percentile("ttft", 0.5)), default=None
         )
@@ -97,11 +94,8 @@ def best_or_refuse(comparison: Comparison, machine: Machine) -> Served:
     """The best division. Raises OptionError with the reason if no division can serve the load."""
     best = comparison.best
     if best is None:
-        stages = f"engines for {machine.target.name} do not support pipeline stages yet"
-        reasons = "; ".join(
-            f"{outcome.division}: {outcome.reason if isinstance(outcome, Refused) else stages}"
-            for outcome in comparison.outcomes
-        )
+        refused = (outcome for outcome in comparison.outcomes if isinstance(outcome, Refused))
+        reasons = "; ".join(f"{outcome.division}: {outcome.reason}" for outcome in refused)
         enough = comparison.enough
         more = "use more ranks" if enough is None else f"use {enough} tensor ranks, which have enough memory,"
         raise OptionError(

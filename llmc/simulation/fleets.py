@@ -105,7 +105,6 @@ def parse_prices(texts: Sequence[str], targets: Sequence[str]) -> dict[str, floa
 def _why_not(comparison: Comparison) -> str:
     best = comparison.best
     if best is None:
-        reasons = (outcome.reason for outcome in comparison.outcomes if isinstance(outcome, Refused))
-        return next(reasons, "engines for it do not support pipeline stages yet")
+        return next(outcome.reason for outcome in comparison.outcomes if isinstance(outcome, Refused))
     good = (best.summary.goodput or 0.0) * best.summary.duration / max(1, best.summary.completed)
     return f"{good:.0%} of the requests meet the goals"

@@ -66,19 +66,15 @@ def rent_for_model(
 
     progress: called with a phrase before each step of the work.
     """
-    # Here, because it takes long to import.
-    from llmc.codegen.target_kind import kind_of
-
     layout = RankLayout(options.tensor_parallel_size, options.pipeline_parallel_size)
     programs = model_programs(captured, passes, options, machine.target, progress)
     program_of = cache(programs.program)
     measured = _measured(machine, lambda: program_of(RankLayout()))
-    has_stages = kind_of(machine.target).has_stages
 
     def rent(ranks: int) -> Comparison:
         ways = divisions(ranks) if layout.ranks == 1 else (division_of(layout, ranks),)
         name = machine.target.name
-        comparison = compare(
+        return compare(
             ways,
             program_of,
             measured,
@@ -86,7 +82,6 @@ def rent_for_model(
             goals,
             progress=lambda division: progress(f"simulating {division} of {name}"),
         )
-        return replace(comparison, has_stages=has_stages)
 
     return rent
 

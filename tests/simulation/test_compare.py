@@ -16,8 +16,11 @@ from llmc.errors import OptionError
 from llmc.frontends.capture import capture
 from llmc.options import parse_options
 from llmc.passes.pipeline import default
+from llmc.prediction.cost_expression import evaluate_expression
+from llmc.prediction.hand_over import hand_over_seconds
 from llmc.prediction.step_shape import StepShape
 from llmc.program import Nearest, Program, RankLayout
+from llmc.program.joined_program import HAND_OVER
 from llmc.simulation.compare import Comparison, best_or_refuse, compare
 from llmc.simulation.divisions import Division, division_of, divisions
 from llmc.simulation.load import Arrival
@@ -59,13 +62,15 @@ def test_all_ranks_are_used() -> None:
         divisions(0)
 
 
-def test_what_cannot_be_built_is_predicted_and_not_the_best(comparison: Comparison) -> None:
-    staged = replace(comparison, outcomes=tuple(o for o in comparison.outcomes if o.division.layout.pipeline > 1))
-    assert staged.best is not None
-    with pytest.raises(OptionError, match=r"PP 2.*: engines for h100 do not support pipeline stages yet"):
-        best_or_refuse(replace(staged, has_stages=False), MACHINE)
-    best = replace(comparison, has_stages=False).best
-    assert best is not None and best.division.layout.pipeline == 1
+def test_rows_between_stages_pass_through_the_host(program_of: ProgramOf) -> None:
+    """A step of two stages takes as long as that of one, and the transfer of its rows."""
+    step = StepShape.decode(requests=4, context=64)
+    one, two = (
+        step_seconds(program_of(layout), layout, MACHINE, 2)(step) for layout in (RankLayout(), RankLayout(1, 2))
+    )
+    (crossing,) = (launch for launch in program_of(RankLayout(1, 2)).launches if launch.family == HAND_OVER)
+    transfer = hand_over_seconds(evaluate_expression(crossing.bytes_moved, step.values()) / 2)
+    assert two == pytest.approx(one + transfer)
 
 
 def test_every_request_is_served_in_every_division(comparison: Comparison) -> None:
