@@ -12,7 +12,6 @@ import pytest
 from llmc.codegen.triton.device_lowered import DeviceLowered
 from llmc.codegen.triton.lowering import lower_device
 from llmc.errors import OptionError
-from llmc.frontends.checkpoints.memory_source import MemorySource
 from llmc.graph.execute import Chunk
 from llmc.graph.stages import stage_graphs
 from llmc.options import parse_options
@@ -25,13 +24,13 @@ from llmc.runtime.device.memory import memory_of_blocks
 from llmc.runtime.device.program import plan_calls
 from tests.codegen.triton.device_harness import interpreter, step_arrays
 from tests.gpu_target import gpu_target
-from tests.graph_builder import llama
+from tests.graph_builder import TensorSource, llama
 
 LIMITS = {"max_batch_tokens": 32, "max_logit_rows": 16, "max_model_len": 64, "max_sequences": 4}
 CHANNELS = 8
 
 
-def lowered_stages(stages: int, *, layers: int = 2, **more: int) -> tuple[list[DeviceLowered], MemorySource]:
+def lowered_stages(stages: int, *, layers: int = 2, **more: int) -> tuple[list[DeviceLowered], TensorSource]:
     """The stages of a small llama for an H100."""
     graph, source = llama(layers=layers)
     options = parse_options({**LIMITS, "pipeline_parallel_size": stages, **more})
