@@ -52,7 +52,11 @@ QUANTIZED, SCHEME = "llama-3.1-8b", "int4"
 OURS = "llmc"
 NEEDED = ("torch", "triton", "transformers", "cuda.bindings", "pydantic", "networkx", "safetensors", "pytest")
 # What has tests for a GPU, and nothing more: others import what a machine with a GPU need not have.
-GPU_TESTS = ("tests/codegen/triton", "tests/runtime/executors/test_cuda.py")
+GPU_TESTS = (
+    "tests/codegen/triton",
+    "tests/runtime/executors/test_cuda.py",
+    "tests/runtime/executors/test_gpu_stages.py",
+)
 INDEX_TESTS = ("tests/codegen/triton/test_index_width.py", "tests/codegen/triton/kernels/test_large_offsets.py")
 TEST_PROCESSES = 8
 

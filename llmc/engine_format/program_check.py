@@ -37,6 +37,8 @@ def _problems(program: Program) -> Iterator[str]:
         yield f"stage {program.stage} of {layout.pipeline} has {layout.tensor} ranks"
     if not 0 <= program.hands_over <= _MOST_COUNT:
         yield f"hands_over is {program.hands_over}"
+    if (program.hands_over > 0) != (program.stage < layout.pipeline - 1):
+        yield f"stage {program.stage} of {layout.pipeline} hands over {program.hands_over} numbers per token"
     for slot in program.weights:
         if slot.dtype not in ITEMSIZES:
             yield f"weight {slot.name!r} has the dtype {slot.dtype!r}"

@@ -34,9 +34,11 @@ def compile_engine_kernels(engine: Path, program_name: str, target: GpuTarget, o
     files = engine_files(engine)
     program = program_from_json(files.text(program_name), engine / program_name)
     with AtomicDirectory(output, lambda path: (path / PROGRAM_NAME).exists()) as directory:
-        for name in files.below("kernels"):
+        # A stage's folder also has the files of device functions that its kernels call.
+        folders = sorted({str(Path(kernel.source).parent) for kernel in program.kernels if not kernel.is_library})
+        for name in (name for folder in folders for name in files.below(folder)):
             if name.endswith(".py"):
-                (directory.path / name).parent.mkdir(exist_ok=True)
+                (directory.path / name).parent.mkdir(parents=True, exist_ok=True)
                 (directory.path / name).write_bytes(files.read(name))
         plain = tuple(replace(kernel, binaries={}) for kernel in program.kernels)
         compiled = compile_program(replace(program, kernels=plain), directory.path, target)

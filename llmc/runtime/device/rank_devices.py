@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from llmc.errors import OptionError, TargetError
+from llmc.plural import counted
 from llmc.program import RankLayout
 from llmc.settings import settings
 
@@ -62,8 +63,8 @@ def ranks_on_device(devices: tuple[int, ...], rank: int) -> int:
 
 def _gpus(layout: RankLayout) -> str:
     """`4 GPUs`, or `4 GPUs: 2 stages of 2 ranks`."""
-    stages = f": {layout.pipeline} stages of {layout.tensor} ranks" if layout.pipeline > 1 else ""
-    return f"{layout.ranks} GPUs{stages}"
+    stages = f": {layout.pipeline} stages of {counted(layout.tensor, 'rank')}" if layout.pipeline > 1 else ""
+    return f"{counted(layout.ranks, 'GPU')}{stages}"
 
 
 def _smaller(layout: RankLayout, count: int) -> str:

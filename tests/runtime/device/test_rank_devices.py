@@ -44,7 +44,7 @@ def test_each_rank_has_the_gpu_of_its_number() -> None:
             "built for 4 GPUs: 2 stages of 2 ranks, and this process sees 2",
             "a pipeline_parallel_size of 1, or let stages share GPUs: LLMC_RANK_DEVICES=0,1,0,1",
         ),
-        (RankLayout(1, 3), 2, "3 stages of 1 ranks", "a pipeline_parallel_size of 2, or let .*LLMC_RANK_DEVICES=0,0,0"),
+        (RankLayout(1, 3), 2, "3 stages of 1 rank,", "a pipeline_parallel_size of 2, or let .*LLMC_RANK_DEVICES=0,0,0"),
         (RankLayout(4, 2), 2, "2 stages of 4 ranks", "or build it again for 2 ranks"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Engines for GPUs in pipeline stages: processes that hand their rows on, without GPUs and on them."""
+"""Engines for GPUs in pipeline stages, without GPUs: processes that execute PTX or interpret kernels."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-import torch
 
 from llmc.compiler import build
 from llmc.engine_format import read_engine
 from llmc.engine_format.engine_kinds import ExecutorName
+from llmc.engine_format.reader import of_rank
 from llmc.errors import EngineFormatError, LlmcError, OptionError, PassError, RankError, UnavailableError
 from llmc.runtime.async_engine import AsyncEngine
+from llmc.runtime.device.binaries import binaries_for
+from llmc.runtime.device.device import Device
 from llmc.runtime.loading import load
 from llmc.runtime.sampling.sampling_params import SamplingParams
 from llmc.tuning.tune import tune
@@ -30,10 +32,11 @@ LIMITS: Any = {
     "max_model_len": 128,
     "max_batch_tokens": 32,
     "max_sequences": 4,
-    "max_logit_rows": 4,
+    "max_logit_rows": 16,
     "dtype": "float32",
 }
 PROMPTS = [tiny_tokens(33), tiny_tokens(7), tiny_tokens(1)]
+DRAFTS = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1, "prompt_lookup_max": 2}
 GREEDY = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True)
 # Chosen by the last stage in each of its ways, and by the first rank from logits.
 SAMPLING = [
@@ -78,6 +81,31 @@ def test_each_stage_is_built_for_each_target_without_a_gpu(staged: Path) -> None
                 assert kernel.source.startswith(f"{folder}kernels/")
                 assert (staged / kernel.binaries[arch].file).read_bytes().startswith(b"\x7fELF")
     assert {file.name.partition("-")[0] for file in (staged / "weights").iterdir()} == {"rank0", "rank1"}
+
+
+@pytest.mark.slow
+def test_a_stage_is_compiled_for_another_gpu_from_its_sources(
+    staged: Path, tmp_path: Path, environment: Callable[[str, str], None]
+) -> None:
+    environment("LLMC_CACHE_DIR", str(tmp_path))
+    told: list[str] = []
+    later = Device(0, "NVIDIA B200", (10, 0), 227 * 1024)
+    made = binaries_for(of_rank(read_engine(staged, check_machine=False), 1), later, told.append)
+    assert len(told) == 1 and made.program.stage == 1
+    for kernel in made.program.launched_kernels():
+        assert (made.directory / kernel.binaries["sm_100"].file).read_bytes().startswith(b"\x7fELF")
+
+
+@pytest.mark.slow
+def test_drafts_and_forks_in_stages(alone: Path, staged: Path) -> None:
+    """Blocks are copied and rows are moved in every stage."""
+    forked = SamplingParams(max_tokens=6, temperature=0.9, seed=5, n=3, ignore_eos=True)
+    found = []
+    for path in (alone, staged):
+        with load(path, executor="ptx", speculation=DRAFTS) as engine:
+            completions = engine.generate(PROMPTS[:2], forked) + engine.generate(PROMPTS[:2], GREEDY)
+            found.append([choice.token_ids for done in completions for choice in done.choices])
+    assert found[0] == found[1]
 
 
 @pytest.mark.slow
@@ -166,25 +194,3 @@ def test_what_stages_do_not_support_is_an_error(model: Path, staged: Path, tmp_p
 def test_draft_layers_are_refused(tmp_path: Path) -> None:
     with pytest.raises(LlmcError, match="engines with pipeline stages do not collect"):
         build("model", tmp_path / "e.llmc", target="h100", pipeline_parallel_size=2, speculative="heads.safetensors")
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("stages", [2, 3])
-def test_stages_on_gpus_have_the_tokens_of_one(
-    stages: int, tmp_path: Path, environment: Callable[[str, str], None]
-) -> None:
-    """On as many GPUs as there are; with fewer than stages, several stages share one."""
-    checkpoint = tiny_checkpoint("qwen3", tmp_path / "model", num_hidden_layers=stages)
-    sizes = {"one.llmc": 1, "stages.llmc": stages}
-    paths = [
-        build(checkpoint, tmp_path / name, target="auto", pipeline_parallel_size=count, **LIMITS).path
-        for name, count in sizes.items()
-    ]
-    environment("LLMC_RANK_DEVICES", "")
-    with load(paths[0]) as engine:
-        expected = [[done.token_ids for done in engine.generate(PROMPTS, params)] for params in SAMPLING]
-        logits = engine.logits(PROMPTS[0])
-    environment("LLMC_RANK_DEVICES", ",".join(str(rank % torch.cuda.device_count()) for rank in range(stages)))
-    with load(paths[1]) as engine:
-        assert [[done.token_ids for done in engine.generate(PROMPTS, params)] for params in SAMPLING] == expected
-        np.testing.assert_allclose(engine.logits(PROMPTS[0]), logits, rtol=0, atol=1e-4)
