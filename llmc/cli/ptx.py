@@ -28,7 +28,7 @@ def ptx(
     from llmc.ptx.survey import survey
 
     directory = read_engine(engine, check_weights=False, check_machine=False)
-    binaries = kept_binaries(directory.program, directory.path)
+    binaries = kept_binaries(directory.whole_program, directory.path)
     texts = {name: read_ptx(directory.files, str(binary.assembly)) for name, binary in binaries.items()}
     uses = survey(texts)
     refused = [use for use in uses if use.refused is not None]

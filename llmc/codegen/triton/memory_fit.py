@@ -50,7 +50,7 @@ def check_memory(program: Program, target: GpuTarget, options: BuildOptions) -> 
         pools = f"adapters {_gb(needs.adapters)} + " if needs.adapters else ""
         pools += f"states {_gb(needs.states)} + " if needs.states else ""
         raise OptionError(
-            f"the engine needs {_gb(needed)}, and {target.name} has {_gb(target.memory_bytes)}: "
+            f"{_part(program)} needs {_gb(needed)}, and {target.name} has {_gb(target.memory_bytes)}: "
             f"weights {_gb(needs.weights)} + KV cache of {sequences} of {limits.max_model_len} tokens {_gb(cache)} + "
             f"arena {_gb(needs.arena)} + logits {_gb(needs.logits)} + {pools}{_gb(RESERVED_BYTES)} for the driver",
             at=f"target={target.name}",
@@ -122,6 +122,10 @@ def _cache_bytes(program: Program, count: int, length: int) -> int:
 def _most(count: int, room: int, nbytes: Callable[[int], int]) -> int:
     """The largest number, at most `count`, whose bytes are within `room`."""
     return bisect.bisect_right(range(1, count + 1), room, key=nbytes)
+
+
+def _part(program: Program) -> str:
+    return "the engine" if program.layout.pipeline == 1 else f"stage {program.stage} of the engine"
 
 
 def _gb(count: int) -> str:

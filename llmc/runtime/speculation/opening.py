@@ -57,7 +57,7 @@ class SpeculationPlan:
 
     def _new_gate(self, most: int) -> Gate:
         target = self.first.manifest.target.name
-        prior, *of_drafts = (step_prior(program, target) for program in (self.first.program, *self.programs[:1]))
+        prior, *of_drafts = (step_prior(program, target) for program in (self.first.whole_program, *self.programs[:1]))
         return Gate(most, prior, *of_drafts)
 
     def _new_drafter(self, blocks: int, threads: int, name: ExecutorName | None) -> Callable[[], Drafter]:

@@ -17,7 +17,10 @@ from llmc.graph.stages import stage_graphs
 from llmc.options import parse_options
 from llmc.passes.pipeline import fusion, parallel, serving
 from llmc.passes.runner import run_pipeline
+from llmc.prediction.device_step import predict_decode
+from llmc.prediction.hand_over import hand_over_seconds
 from llmc.program import CHOICE_OUTPUTS, HIDDEN, Program, RankLayout
+from llmc.program.joined_program import HAND_OVER, joined_program
 from llmc.program.launch_arguments import Operand
 from llmc.program.step_result import largest_result
 from llmc.runtime.device.memory import memory_of_blocks
@@ -88,6 +91,24 @@ def test_stages_compute_the_bits_of_the_whole_model(tmp_path: Path) -> None:
         assert np.array_equal(last.step(replace(step, hidden=rows)), alone.step(step))
 
 
+def test_predictions_join_the_stages() -> None:
+    """A step takes as long as those of all stages, and the transfers of rows between them."""
+    lowered, _ = lowered_stages(3, layers=3)
+    programs, target = [stage.program for stage in lowered], gpu_target("h100")
+    joined = joined_program(programs)
+    names = [kernel.name for kernel in joined.kernels]
+    assert len(set(names)) == len(names) == sum(len(program.kernels) for program in programs)
+    assert {launch.kernel for launch in joined.launches} - {*names} == {HAND_OVER}
+    for alternative in joined.alternatives:
+        replaced = joined.launches[alternative.first : alternative.last + 1]
+        assert {launch.origin for launch in alternative.launches} == {launch.origin for launch in replaced}
+    whole = predict_decode(joined, target, 2, 32)
+    parts = sum(predict_decode(program, target, 2, 32).seconds for program in programs)
+    transfer = hand_over_seconds(2 * 4 * CHANNELS)
+    assert whole.kernel_seconds[HAND_OVER] == pytest.approx(2 * transfer)
+    assert whole.seconds == pytest.approx(parts + 2 * transfer)
+
+
 def test_memory_is_checked_for_each_stage() -> None:
     """A stage that does not fit is refused by its own sum."""
     from llmc.codegen.triton.memory_fit import check_memory
@@ -95,5 +116,5 @@ def test_memory_is_checked_for_each_stage() -> None:
     (first, last), _ = lowered_stages(2)
     small = replace(gpu_target("h100"), memory_bytes=1 << 30)
     for stage in (first, last):
-        with pytest.raises(OptionError, match=r"the engine needs .* h100 has 1\.07 GB"):
+        with pytest.raises(OptionError, match=rf"stage {stage.program.stage} of the engine needs .* h100 has 1\.07 GB"):
             check_memory(stage.program, small, parse_options(LIMITS))
