@@ -62,8 +62,9 @@ _SCHEMES = (
     *("q6_k", "q5_1", "q5_k", "q4_1", "iq4_nl", "iq4_xs", "q3_k", "q2_k"),
 )
 _SENSITIVE = (
-    *("int8", "w8a8:xrow", "w8a8:x32", "int4:g32", "int4:g32:asym", "int4-gptq:g32:asym", "int4-awq", "nf4"),
-    *("q4_k,lm_head=q4_k", "q4_k,lm_head=q4_k-gptq", "q4_k,lm_head=q6_k"),
+    *("int8", "w8a8:xrow", "w8a8:x32", "int4:g32", "int4:g32:asym", "int4-gptq", "int4-gptq:g32:asym", "int4-awq"),
+    *("nf4", "mxfp4", "q4_k,lm_head=q4_k", "q4_k,lm_head=q4_k-gptq", "q4_k-gptq,lm_head=q4_k-gptq"),
+    "q4_k,lm_head=q6_k",
 )
 _ZEROS = ("magnitude:0.5", "wanda:0.5", "sparsegpt:0.5", "sparsegpt:2:4")
 _FILE = Form("the file as it is", {}, is_of_file=True)
