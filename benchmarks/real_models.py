@@ -107,7 +107,7 @@ def quality(given: argparse.Namespace) -> Iterator[str]:
             if not record.rows:
                 record.add(judged.unrounded())
             for form in missing:
-                model = file if form.is_of_file else numbers
+                model = form.model(file, numbers, given.cache)
                 record.add(of_form(form, model, judged, given.calibration, given.threads))
             for kind in missing_kinds:
                 record.add(of_llama_cpp(given.llama_cpp_python, file, kind, judged, given.threads))
