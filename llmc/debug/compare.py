@@ -124,7 +124,7 @@ def negative_log_likelihood(logits: npt.NDArray[np.float64], tokens: Sequence[in
 def windows(
     tokens: Sequence[int], length: int, limit: int | None = None, prefix: Sequence[int] = ()
 ) -> list[list[int]]:
-    """Cut a text into consecutive windows, each of which a model can read as a text of its own.
+    """Cut a text into consecutive windows, each of which a model can read without the others.
 
     Args:
         tokens: The text's token ids, with or without `prefix` in front.
