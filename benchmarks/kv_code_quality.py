@@ -228,9 +228,10 @@ def _prepared(
     AttentionInterface.register("coded", simulation.attend)
     model.set_attn_implementation("coded")
     calibration, text = (tokenizer((DATA / name).read_text()).input_ids for name in ("calibration.txt", "heldout.txt"))
+    prefix = tokenizer("").input_ids
     if any(each.centered for each in candidates):
-        simulation.calibrate(windows(calibration, given.length, _CALIBRATION_WINDOWS))
-    return simulation, list(windows(text, given.length, given.windows))
+        simulation.calibrate(windows(calibration, given.length, _CALIBRATION_WINDOWS, prefix))
+    return simulation, list(windows(text, given.length, given.windows, prefix))
 
 
 if __name__ == "__main__":

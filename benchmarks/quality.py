@@ -192,7 +192,7 @@ def read(model: Path, trial: Trial, plain: Path, arguments: argparse.Namespace) 
                 total, divergences = Perplexity(), list[float]()
                 ids = engine.tokenize(text.read_text(encoding="utf-8"))
                 unseen = ids[LOOKED_AT:] if text.samefile(arguments.calibration) else ids
-                for tokens in windows(unseen, arguments.length, arguments.windows):
+                for tokens in windows(unseen, arguments.length, arguments.windows, engine.tokenizer.prefix):
                     logits = engine.logits(tokens)
                     total.add(logits, tokens)
                     divergences.append(divergence(plain_engine.logits(tokens), logits))

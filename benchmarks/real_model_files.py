@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import gguf
 from safetensors.torch import save_file
 
 from llmc.frontends.gguf.files import SUFFIX
@@ -84,6 +85,40 @@ def numbers_of(file: Path, cache: Path) -> Path:
         tensors = {name: source.load(name).float().contiguous() for name in source.names()}
         save_file(tensors, unfinished / "model.safetensors", metadata={"format": "pt"})
         unfinished.rename(path)
+    return path
+
+
+def in_type(file: Path, kind: str, cache: Path) -> Path:
+    """A GGUF file in the cache with the matrices of another, rounded again to a GGML type.
+
+    Embeddings, the output projection and vectors are kept as they are, with all metadata.
+
+    Args:
+        file: the other.
+        kind: the type's name, such as MXFP4.
+        cache: a directory.
+    """
+    path = cache / f"{file.name.removesuffix(SUFFIX)}-{kind}{SUFFIX}"
+    if path.exists():
+        return path
+    reader, kept = gguf.GGUFReader(file), gguf.GGMLQuantizationType[kind]
+    fields = {field.name: field for field in reader.fields.values() if not field.name.startswith("GGUF.")}
+    unfinished = path.with_name(f"{path.name}.unfinished")
+    writer = gguf.GGUFWriter(unfinished, fields.pop(gguf.Keys.General.ARCHITECTURE).contents())
+    for field in fields.values():
+        sub_type = field.types[-1] if field.types[0] == gguf.GGUFValueType.ARRAY else None
+        writer.add_key_value(field.name, field.contents(), field.types[0], sub_type)
+    for tensor in reader.tensors:
+        if tensor.name.startswith("blk.") and len(tensor.shape) > 1:
+            values = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+            writer.add_tensor(tensor.name, gguf.quants.quantize(values, kept), raw_dtype=kept)
+        else:
+            writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    unfinished.rename(path)
     return path
 
 

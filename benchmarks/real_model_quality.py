@@ -24,6 +24,7 @@ from rich.console import Console
 
 import llmc
 from benchmarks.quality import build
+from benchmarks.real_model_files import in_type
 from llmc.debug.compare import Logits
 from llmc.errors import OptionError
 from llmc.frontends.gguf.container import files_of, read_model
@@ -41,11 +42,19 @@ class Form:
         name: what the row is called.
         options: of the build.
         is_of_file: whether the GGUF file itself is built, whose codes are kept, not the numbers that they stand for.
+        type: the GGML type that the file's numbers are rounded to before it is built; None for the file itself.
     """
 
     name: str
     options: dict[str, Any] = field(default_factory=dict)
     is_of_file: bool = False
+    type: str | None = None
+
+    def model(self, file: Path, numbers: Path, cache: Path) -> Path:
+        """What is built: the GGUF file, one of another type, or the directory of the file's numbers."""
+        if not self.is_of_file:
+            return numbers
+        return file if self.type is None else in_type(file, self.type, cache)
 
 
 def _scheme(name: str) -> Form:
@@ -62,8 +71,9 @@ _SCHEMES = (
     *("q6_k", "q5_1", "q5_k", "q4_1", "iq4_nl", "iq4_xs", "q3_k", "q2_k"),
 )
 _SENSITIVE = (
-    *("int8", "w8a8:xrow", "w8a8:x32", "int4:g32", "int4:g32:asym", "int4-gptq:g32:asym", "int4-awq", "nf4"),
-    *("q4_k,lm_head=q4_k", "q4_k,lm_head=q4_k-gptq", "q4_k,lm_head=q6_k"),
+    *("int8", "w8a8:xrow", "w8a8:x32", "int4:g32", "int4:g32:asym", "int4-gptq", "int4-gptq:g32:asym", "int4-awq"),
+    *("nf4", "mxfp4", "q4_k,lm_head=q4_k", "q4_k,lm_head=q4_k-gptq", "q4_k-gptq,lm_head=q4_k-gptq"),
+    "q4_k,lm_head=q6_k",
 )
 _ZEROS = ("magnitude:0.5", "wanda:0.5", "sparsegpt:0.5", "sparsegpt:2:4")
 _FILE = Form("the file as it is", {}, is_of_file=True)
@@ -71,15 +81,18 @@ _KV = tuple(
     Form(f"KV {codes}", UNROUNDED | {"kv_cache": codes})
     for codes in ("int8", "int8:rotated", "fp8", "int8/int4:rotated", "int4", "int4:rotated", "int4:head:rotated")
 )
+_MXFP4_FILE = Form("an MXFP4 file as it is", {}, is_of_file=True, type="MXFP4")
+# Codes of more bits than the scheme's are rounded again.
+_AGAIN = tuple(Form(f"the file as {scheme}", {"quantize": scheme}, is_of_file=True) for scheme in ("q4_k", "w4a8"))
 _BFLOAT16 = Form("bfloat16, weights and KV", {"quantize": "none"})
 # By model; what is compared with stands in every table.
 FORMS: dict[str, tuple[Form, ...]] = {
     "smollm2": (
-        *(_FILE, _BFLOAT16, *map(_scheme, _SCHEMES), *_KV),
+        *(_FILE, _BFLOAT16, *map(_scheme, _SCHEMES), _MXFP4_FILE, *_KV),
         *(Form(zeros, {"quantize": "none", "sparsity": zeros}) for zeros in _ZEROS),
         _scheme("auto:4.5"),
     ),
-    "gemma3": (_FILE, _BFLOAT16, *map(_scheme, _SENSITIVE), *_KV),
+    "gemma3": (_FILE, _BFLOAT16, *map(_scheme, _SENSITIVE), *_AGAIN, *_KV),
 }
 # What llama.cpp makes of the same file's numbers; the first is the file.
 LLAMA_CPP = ("", "Q8_0", "Q4_K_M", "Q4_0")

@@ -95,7 +95,7 @@ def quality(given: argparse.Namespace) -> Iterator[str]:
     of_model = {form.name: form for form in FORMS[given.model]}
     forms = [of_model.get(name) or Form(name, {"quantize": name}) for name in given.forms] or FORMS[given.model]
     kinds = LLAMA_CPP if given.llama_cpp_python else ()
-    of_text = {"text": given.text.name, "length": given.length, "windows": given.windows}
+    of_text = {"text": given.text.name, "length": given.length, "windows": given.windows, "prefix": "the tokenizer's"}
     record = Record.at(given.json, {"machine": machine(given.threads), "model": given.model, **of_text})
     missing = [form for form in forms if not record.has(form.name)]
     missing_kinds = [kind for kind in kinds if not record.has(llama_cpp_name(kind))]
@@ -107,7 +107,7 @@ def quality(given: argparse.Namespace) -> Iterator[str]:
             if not record.rows:
                 record.add(judged.unrounded())
             for form in missing:
-                model = file if form.is_of_file else numbers
+                model = form.model(file, numbers, given.cache)
                 record.add(of_form(form, model, judged, given.calibration, given.threads))
             for kind in missing_kinds:
                 record.add(of_llama_cpp(given.llama_cpp_python, file, kind, judged, given.threads))
@@ -120,7 +120,8 @@ def _judged(numbers: Path, directory: Path, given: argparse.Namespace) -> Window
     build(numbers, plain, "cpu", UNROUNDED)
     with load(plain, threads=given.threads) as engine:
         ids = engine.tokenize(given.text.read_text(encoding="utf-8"))
-    return Windows(plain, windows(ids, given.length, given.windows), directory, given.threads)
+        pieces = windows(ids, given.length, given.windows, engine.tokenizer.prefix)
+    return Windows(plain, pieces, directory, given.threads)
 
 
 def speed(given: argparse.Namespace) -> Iterator[str]:

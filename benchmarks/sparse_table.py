@@ -119,7 +119,7 @@ def perplexity(path: Path, text: Path, length: int) -> float:
     """Of the whole text, in windows."""
     total = Perplexity()
     with llmc.load(path) as engine:
-        for tokens in windows(engine.tokenize(text.read_text(encoding="utf-8")), length, None):
+        for tokens in windows(engine.tokenize(text.read_text(encoding="utf-8")), length, None, engine.tokenizer.prefix):
             total.add(engine.logits(tokens), tokens)
     return total.value
 

@@ -70,7 +70,7 @@ class BuildOptions(BaseModel):
             =none for some.
         calibration: Path of a UTF-8 text, or of token ids in a .json or .npy file, for methods that need data.
         calibration_sequences: Number of sequences that are read from its beginning.
-        calibration_length: Tokens per calibration sequence.
+        calibration_length: Tokens per calibration sequence, including special tokens before a text.
         max_model_len: Maximum sequence in tokens, prompt and output together; None is the model's own limit.
         max_batch_tokens: Maximum tokens per step.
         max_sequences: Maximum requests per step.

@@ -177,8 +177,8 @@ def compare_perplexities(
 
 
 def token_sequences(engine: Engine, text: Path | None, length: int, count: int | None, seed: int) -> list[list[int]]:
-    """Return at most `count` sequences of `length` tokens of the text. count: None takes all. Without a text, llmc's
-    own prose is used.
+    """Return at most `count` sequences of `length` tokens of the text, each with the special tokens that the tokenizer
+    puts before a text. count: None takes all. Without a text, llmc's own prose is used.
 
     A model without a tokenizer is given ids drawn evenly from its vocabulary.
     """
@@ -189,7 +189,8 @@ def token_sequences(engine: Engine, text: Path | None, length: int, count: int |
     if text is None and not engine.tokenizer.exists:
         generator = np.random.default_rng(seed)
         return [generator.integers(0, engine.info.vocab_size, length).tolist() for _ in range(count or 1)]
-    pieces = windows(engine.tokenize(PROSE if text is None else read_text(text)), length, count)
+    tokens = engine.tokenize(PROSE if text is None else read_text(text))
+    pieces = windows(tokens, length, count, engine.tokenizer.prefix)
     if not pieces:
         raise OptionError("the text has fewer than two tokens", at=text, fix="name a longer text file")
     return pieces

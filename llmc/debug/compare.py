@@ -121,8 +121,24 @@ def negative_log_likelihood(logits: npt.NDArray[np.float64], tokens: Sequence[in
     return float((log_sum - chosen).sum())
 
 
-def windows(tokens: Sequence[int], length: int, limit: int | None = None) -> list[list[int]]:
-    """Consecutive windows of `length` tokens, at most `limit`; the last may be shorter, but has at least two."""
-    pieces = [list(tokens[start : start + length]) for start in range(0, len(tokens), length)]
+def windows(
+    tokens: Sequence[int], length: int, limit: int | None = None, prefix: Sequence[int] = ()
+) -> list[list[int]]:
+    """Cut a text into consecutive windows, each of which a model can read without the others.
+
+    Args:
+        tokens: The text's token ids, with or without `prefix` in front.
+        length: Tokens of a window, `prefix` included. The last window may be shorter, but has at least two.
+        limit: The largest number of windows; None for all.
+        prefix: The special tokens that the tokenizer puts before a text. Each window begins with them: a model that
+            was trained with a token such as <bos> in front predicts far worse without it.
+
+    Returns:
+        The token ids of each window.
+    """
+    prefix = list(prefix)
+    text = tokens[len(prefix) :] if list(tokens[: len(prefix)]) == prefix else tokens
+    step = max(1, length - len(prefix))
+    pieces = [[*prefix, *text[first : first + step]] for first in range(0, len(text), step)]
     pieces = [piece for piece in pieces if len(piece) >= 2]
     return pieces if limit is None else pieces[:limit]

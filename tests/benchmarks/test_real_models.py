@@ -7,6 +7,7 @@ from dataclasses import replace
 from datetime import date
 from pathlib import Path
 
+import gguf
 import numpy as np
 import pytest
 import torch
@@ -15,7 +16,7 @@ from safetensors.torch import load_file
 import llmc
 from benchmarks.contestants.protocol import serve_texts
 from benchmarks.quality import divergence
-from benchmarks.real_model_files import numbers_of
+from benchmarks.real_model_files import in_type, numbers_of
 from benchmarks.real_model_quality import Record, Row, Windows, bits_of_file
 from benchmarks.real_model_speculation import SHARES, requests, shares_of_heads
 from benchmarks.table_record import record_table
@@ -71,6 +72,25 @@ def test_numbers_are_what_the_codes_of_a_file_stand_for(tmp_path: Path) -> None:
             torch.testing.assert_close(tensors[name], tensor.float(), rtol=0, atol=0)
     assert (directory / "config.json").exists() and not list(directory.glob("*.gguf"))
     assert set(tensors) >= {name for name in expected if name.endswith("proj.weight")}
+
+
+def test_a_file_of_another_type_keeps_everything_but_its_matrices(tmp_path: Path) -> None:
+    file = tmp_path / "small.gguf"
+    write_gguf(file, family_model("llama"), "Q8_0")
+    rounded = in_type(file, "MXFP4", tmp_path)
+    assert rounded == in_type(file, "MXFP4", tmp_path) == tmp_path / "small-MXFP4.gguf"
+    before, after = gguf.GGUFReader(file), gguf.GGUFReader(rounded)
+    fields = [{name: field.contents() for name, field in each.fields.items()} for each in (before, after)]
+    assert fields[0] == fields[1]
+    assert [tensor.name for tensor in before.tensors] == [tensor.name for tensor in after.tensors]
+    for old, new in zip(before.tensors, after.tensors, strict=True):
+        values = [gguf.quants.dequantize(each.data, each.tensor_type) for each in (old, new)]
+        if new.tensor_type == gguf.GGMLQuantizationType.MXFP4:
+            assert 0.0 < np.square(values[1] - values[0]).sum() < 0.05 * np.square(values[0]).sum()
+        else:
+            assert new.tensor_type == old.tensor_type and np.array_equal(values[0], values[1])
+    kinds = {tensor.name: tensor.tensor_type.name for tensor in after.tensors}
+    assert kinds["blk.0.attn_q.weight"] == "MXFP4" and kinds["token_embd.weight"] == "Q8_0"
 
 
 def test_requests_are_about_eight_places_of_the_text() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,14 @@ from rich.console import Console
 import llmc
 from llmc.architectures.tiny_config import tiny_architecture
 from llmc.cli.table import FittingTable
-from llmc.cli.verify import comparison_table, has_experts
+from llmc.cli.verify import comparison_table, has_experts, token_sequences
 from llmc.debug.allowed_difference import Allowed
 from llmc.debug.compare import Comparison, compare
+from tests.cli.command import MODEL
 from tests.cli.command import llmc as run
 from tests.gguf_families import family_model
 from tests.gguf_files import write_gguf
+from tests.prefixed_tokenizer import BOS, write_prefixed_tokenizer
 
 ALLOWED = Allowed(0.25, 0.25, "bfloat16")
 MIXTURE = Path(__file__).parents[2] / "examples" / "models" / "bard-mixture"
@@ -74,6 +77,20 @@ def test_16_bits_are_held_to_hugging_face_in_them(tmp_path: Path, monkeypatch: p
     own = re.search(r"the same of Hugging Face in the dtype\s+│\s+(\S+)", outcome.out)
     assert own is not None and float(own[1]) > 0.25
     assert "2 × Hugging Face's own in bfloat16" in outcome.out
+
+
+def test_every_window_begins_as_a_prompt_does(tmp_path: Path) -> None:
+    """A model that was trained with <bos> in front predicts worse without it."""
+    model, text = tmp_path / "model", tmp_path / "text.txt"
+    shutil.copytree(MODEL, model)
+    write_prefixed_tokenizer(model / "tokenizer.json")
+    text.write_text("Once upon a time there was a king. " * 20)
+    llmc.build(model, tmp_path / "engine.llmc", target="reference", max_model_len=64)
+    with llmc.load(tmp_path / "engine.llmc") as engine:
+        ids = engine.tokenize(text.read_text())
+        sequences = token_sequences(engine, text, 32, None, 0)
+    assert len(sequences) > 2 and all(each[0] == BOS and len(each) <= 32 for each in sequences)
+    assert [token for each in sequences for token in each[1:]] == ids[1:]
 
 
 def test_a_gguf_file_is_what_an_engine_was_built_from(tmp_path: Path) -> None:

@@ -36,7 +36,9 @@ def calibration_sequences(
     """Return sequences of token ids, int64, from the beginning of the calibration text.
 
     There are `calibration_sequences` of `calibration_length` tokens each, and `more` further ones; fewer if the text is
-    shorter. A sequence is at most as long as the model allows.
+    shorter. A sequence is at most as long as the model allows. Each sequence of a text begins with the special tokens
+    that the tokenizer puts before a text, such as <bos>: activations without them are unlike those of a prompt. Token
+    ids are cut as they are.
 
     Raises OptionError for a file that is missing, unreadable or too short, and for ids beyond the vocabulary.
     """
@@ -44,7 +46,7 @@ def calibration_sequences(
     path = Path(options.calibration or "")
     length = min(options.calibration_length, graph.info.max_positions or options.calibration_length)
     wanted = (options.calibration_sequences + more) * length
-    ids = _ids(path, data, wanted)
+    ids, prefix = _ids(path, data, wanted)
     if len(ids) < min(wanted, _LEAST_TOKENS):
         raise OptionError(
             f"the calibration text is too short: {len(ids)} tokens, fewer than {min(wanted, _LEAST_TOKENS)}",
@@ -58,8 +60,9 @@ def calibration_sequences(
             at=path,
             fix="tokenize the text with this model's tokenizer",
         )
-    tokens = torch.from_numpy(ids[:wanted])
-    return tuple(part for part in tokens.split(length) if len(part) > 1)
+    parts = torch.from_numpy(ids).split(max(1, length - len(prefix)))[: options.calibration_sequences + more]
+    sequences = (torch.cat((torch.from_numpy(prefix), part)) for part in parts)
+    return tuple(sequence for sequence in sequences if len(sequence) > 1)
 
 
 def needs_text(options: BuildOptions) -> bool:
@@ -108,10 +111,11 @@ def read_calibration(path: Path) -> str | Ids:
     return text
 
 
-def _ids(path: Path, data: ModelData, wanted: int) -> Ids:
+def _ids(path: Path, data: ModelData, wanted: int) -> tuple[Ids, Ids]:
+    """The ids of the text without the special tokens before it, and these."""
     content = read_calibration(path)
     if not isinstance(content, str):
-        return content
+        return content, content[:0]
     if data.tokenizer is None:
         raise OptionError(
             "the model has no tokenizer.json for the calibration text",
@@ -123,7 +127,10 @@ def _ids(path: Path, data: ModelData, wanted: int) -> Ids:
     tokenizer = Tokenizer.from_file(str(data.tokenizer))
     tokenizer.no_truncation()
     # No token is longer than 32 characters on average, so that a whole library is not tokenized for a few thousand.
-    return np.asarray(tokenizer.encode(content[: 32 * wanted]).ids, dtype=np.int64)
+    encoded = tokenizer.encode(content[: 32 * wanted])
+    ids, mask = np.asarray(encoded.ids, dtype=np.int64), encoded.special_tokens_mask
+    own = mask.index(0) if 0 in mask else 0
+    return ids[own:], ids[:own]
 
 
 def _flat(values: np.ndarray[tuple[int, ...], np.dtype[np.generic]], path: Path) -> Ids:

@@ -130,6 +130,11 @@ class Tokenizer:
             self._containing[text] = tokens
         return tokens
 
+    @property
+    def prefix(self) -> list[int]:
+        """Ids of the special tokens that the tokenizer puts before a text, such as <bos>; empty if it puts none."""
+        return list(self._special_ends[0])
+
     @cached_property
     def _special_ends(self) -> tuple[list[int], list[int]]:
         """The special tokens before and after a text."""

@@ -17,6 +17,7 @@ from llmc.options import parse_options
 from llmc.passes.model_data import ModelData
 from llmc.passes.quantization.calibration import calibration_sequences
 from tests.cli.command import MODEL
+from tests.prefixed_tokenizer import BOS, write_prefixed_tokenizer
 
 _IDS = np.arange(1000) % 96
 
@@ -45,6 +46,17 @@ def test_reads_a_text_with_the_tokenizer(tmp_path: Path) -> None:
     assert torch.cat(_sequences(tmp_path / "text.txt", MODEL / "tokenizer.json", max(ids) + 1)).tolist() == ids
     with pytest.raises(OptionError, match=f"token id {max(ids)} is not in the vocabulary of {max(ids)}"):
         _sequences(tmp_path / "text.txt", MODEL / "tokenizer.json", max(ids))
+
+
+def test_each_sequence_of_a_text_begins_as_a_prompt_does(tmp_path: Path) -> None:
+    """With the special tokens that the tokenizer puts before a text, which count towards the length."""
+    path, text = tmp_path / "tokenizer.json", "ab " * 600
+    ids = write_prefixed_tokenizer(path).encode(text).ids
+    (tmp_path / "text.txt").write_text(text)
+    sequences = _sequences(tmp_path / "text.txt", path, max(ids) + 1)
+    assert len(sequences) > 2 and {len(part) for part in sequences[:-1]} == {64}
+    assert all(part[0] == BOS for part in sequences)
+    assert torch.cat([part[1:] for part in sequences]).tolist() == ids[1:]
 
 
 @pytest.mark.parametrize(("token", "name"), [(96, "96"), (-1, "-1"), (50_000, "50000")])

@@ -72,6 +72,12 @@ def test_cut_texts_keep_their_special_ends(tmp_path: Path) -> None:
     assert tokenizer.cut(tokenizer.encode("a", "b c"), 5) == [1, 3, 2, 4, 2]
     assert tokenizer.cut([3, 4, 5], 2) == [3, 4] and tokenizer.cut([3, 4, 5], 2, keeps_start=False) == [4, 5]
     assert tokenizer.cut(ids, 2) == [1, 3], "nothing of the text would be left"
+    assert tokenizer.prefix == [1]
+
+
+def test_a_tokenizer_without_special_tokens_has_no_prefix(tmp_path: Path) -> None:
+    assert tokenizer_at(tmp_path, BARD.read_text(encoding="utf-8")).prefix == []
+    assert Tokenizer(listed_files(tmp_path / "without")).prefix == []
 
 
 def test_a_pair_encoder_gives_what_pairs_encode_to(tmp_path: Path) -> None:
