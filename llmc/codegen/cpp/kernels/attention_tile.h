@@ -116,6 +116,7 @@ class TileAttention {
         attend_run({begin, pinned_end}, to);
     }
     attend_run({first, end}, to);
+    if (a_.recent != 0) order_channels(to);
   }
 
   void write(const SoftmaxPart& total) const {
@@ -142,6 +143,17 @@ class TileAttention {
     if constexpr (kHoldsCodes<K>)
       if (values_.has_vectors()) return values_.channel_of(place);
     return place;
+  }
+
+  // Puts the channels of sums in their own order, in which those over the newest keys are.
+  void order_channels(const SoftmaxPart& to) const {
+    if (!codes_of_values()) return;
+    float* copy = memory_.values;
+    for (int64_t row = 0; row < rows(); row++) {
+      float* sums = to.values + row * to.stride;
+      std::copy_n(sums, to.stride, copy);
+      for_vectors(a_.value_dim, [&](int64_t c, auto lanes) { store(sums + channel_of(c), load(copy + c), lanes); });
+    }
   }
 
   // Groups of a cache whose scales are left for sums.
@@ -376,7 +388,7 @@ class TileAttention {
     float decay[ROWS];
     const ScoreScale by{a_.scale, a_.softcap, a_.slopes == nullptr ? nullptr : slopes,
                         a_.bias == nullptr ? nullptr : bias, a_.extent,
-                        a_.chosen.data == nullptr && !has_pinned ? nullptr : chosen};
+                        a_.chosen.data == nullptr && !has_pinned ? nullptr : chosen, static_cast<int>(a_.recent)};
     float* sums = to.values + row * to.stride;
     if constexpr (kHoldsCodes<K>) {
       if (codes_of_values()) {
