@@ -69,7 +69,10 @@ _ZEROS = ("magnitude:0.5", "wanda:0.5", "sparsegpt:0.5", "sparsegpt:2:4")
 _FILE = Form("the file as it is", {}, is_of_file=True)
 _KV = tuple(
     Form(f"KV {codes}", UNROUNDED | {"kv_cache": codes})
-    for codes in ("int8", "int8:rotated", "fp8", "int8/int4:rotated", "int4", "int4:rotated", "int4:head:rotated")
+    for codes in (
+        *("int8", "int8:rotated", "fp8", "int8/int4:rotated", "int4", "int4:rotated", "int4:head:rotated"),
+        *("int4:rotated:recent=128", "int4:rotated:recent=64", "int8/int4:rotated:recent=128"),
+    )
 )
 _BFLOAT16 = Form("bfloat16, weights and KV", {"quantize": "none"})
 # By model; what is compared with stands in every table.
