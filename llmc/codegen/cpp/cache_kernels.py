@@ -133,6 +133,8 @@ def _refuse_recent(node: fx.Node) -> Refusal | None:
         return None
     if arguments["cache_format"] is None:
         return Refusal(f"the newest {arguments['recent']} rows are apart from rows that are not in codes", node)
+    if arguments["chunk"] is not None and arguments["pinned"] is not None:
+        return Refusal("the newest rows are apart, and both a chunk and pinned rows say which are seen", node)
     return refuse_dtypes(node, ("recent_k", "recent_v"))
 
 
