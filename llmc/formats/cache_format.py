@@ -107,7 +107,7 @@ def parse_cache_formats(text: str) -> CacheFormats:
     recent = _parse_recent(text, rows)
     if not codes.startswith(CACHE_CODES):
         raise OptionError(
-            f"recent={recent} keeps the newest rows exact beside codes, and {codes!r} has none",
+            f"recent={recent} keeps the newest rows exact next to codes, and {codes!r} has none",
             at=f"kv_cache={text}",
             fix=f"write {codes or 'auto'}, whose rows are all exact, or codes, such as int4{_ROTATED}{_RECENT}{recent}",
         )

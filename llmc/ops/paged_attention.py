@@ -50,9 +50,9 @@ def paged_attention(
     value_dim: for caches that hold codes (cache_codes.py), whose shape does not show them.
     tree_masks: [tokens], int64; bit d hides the row d before the token's own. The token attends to the remaining rows
     as if there were no others. None hides nothing.
-    recent_k, recent_v, recent_tables: caches, as numbers, and the blocks of each request in them, which has the same
-    rows there. Of the rows up to its own that its mask shows, a token reads the last `recent` from these caches and the
-    ones before from k_cache and v_cache. None: it reads all from there.
+    recent_k, recent_v, recent_tables: caches of numbers, and the blocks of each request in them, with the same rows. A
+    token reads the last `recent` of the rows that its mask shows from these caches, and the rows before from k_cache
+    and v_cache. None: it reads all rows from k_cache and v_cache.
     """
     out = q.new_empty((q.shape[0], q.shape[1], value_dim or v_cache.shape[3]))
     key_dim = q.shape[2] - (out.shape[2] if latent else 0)

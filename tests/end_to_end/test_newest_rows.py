@@ -151,7 +151,7 @@ def test_what_newest_rows_hold_is_told(engine_of: Callable[..., Path]) -> None:
     [
         ("int4:head:recent=0", "cpu", {}, "recent=0 is not a number of rows from 1 on"),
         ("int4:head:recent=many", "cpu", {}, "recent=many is not a number of rows"),
-        ("auto:recent=128", "cpu", {}, "recent=128 keeps the newest rows exact beside codes, and 'auto' has none"),
+        ("auto:recent=128", "cpu", {}, "recent=128 keeps the newest rows exact next to codes, and 'auto' has none"),
         ("bfloat16:recent=128", "cpu", {}, "'bfloat16' has none"),
         ("int4:recent=128:rotated", "cpu", {}, "recent=128:rotated is not a number of rows"),
         ("int4:head:recent=128", "h100", {}, "the newest 128 rows are apart from the others, which GPU kernels"),

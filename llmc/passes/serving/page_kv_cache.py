@@ -172,7 +172,7 @@ def _policy(graph: ModelGraph, node: fx.Node, options: BuildOptions) -> CachePol
 
 
 def _recent(graph: ModelGraph, node: fx.Node, options: BuildOptions) -> Nearest | None:
-    """The policy of a layer's newest rows, which kv_cache keeps beside the layer's codes; None for a layer without."""
+    """The policy of a layer's newest rows, which kv_cache keeps in addition to the codes; None for a layer without."""
     rows = None if options.kv_cache == "auto" else parse_cache_formats(options.kv_cache).recent
     most = _policy(graph, node, options).visible.most
     return None if rows is None or (most is not None and most <= rows) else Nearest(rows)

@@ -36,7 +36,7 @@ typedef struct {
   LlmcRows chosen;      // [tokens, chosen_count] int32, in order: places of the keys that a token sees; null: all
   int64_t chosen_count;
   int64_t pinned;       // keys in places before it are seen whatever window and chunk say; 0: none
-  // The newest keys of a query, its own included, are read here: numbers, at the same rows. Those before are read in
+  // A query reads its newest keys, its own included, in these caches of numbers, at the same rows; the older ones in
   // k_cache and v_cache.
   const void* recent_k;
   const void* recent_v;
