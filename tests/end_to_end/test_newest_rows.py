@@ -108,7 +108,8 @@ def answers(engine: Engine) -> list[object]:
 def test_bits_are_the_same_in_any_company(
     family: str, kv_cache: str, groups: list[str], engine_of: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Found prefixes, forks, chunks, drafts that are rejected and preemption; and as if nothing were given back."""
+    """Found prefixes, forks, chunks, drafts that are rejected, preemption and a second tier; and as if nothing were
+    given back."""
     path = engine_of(kv_cache, family)
     with llmc.load(path, threads=1) as engine:
         expected = answers(engine)
@@ -127,9 +128,12 @@ def test_bits_are_the_same_in_any_company(
             assert answers(engine) == expected, options
     with pytest.raises(llmc.LlmcError, match="one sequence of max_model_len") as caught:
         llmc.load(path, kv_cache_bytes=1)
-    with llmc.load(path, kv_cache_bytes=int(caught.value.problem.rsplit(" ", 1)[-1])) as engine:
-        assert answers(engine) == expected
-        assert engine.loop.scheduler.preemptions
+    tight = int(caught.value.problem.rsplit(" ", 1)[-1])
+    tiers: list[Mapping[str, Any]] = [{}, {"kv_offloading_size": "4MB"}]
+    for tier in tiers:
+        with llmc.load(path, kv_cache_bytes=tight, **tier) as engine:
+            assert answers(engine) == expected
+            assert engine.loop.scheduler.preemptions
 
     def keeping_all(place: Path, *, check_weights: bool) -> object:
         directory, check = engine_to_run(place, check_weights=check_weights)

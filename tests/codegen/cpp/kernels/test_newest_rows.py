@@ -31,7 +31,8 @@ def tolerance_of(dtype: torch.dtype) -> float:
 @formats
 @pytest.mark.parametrize("count", [1, 20, 64, 200])
 def test_equals_the_reference(target: CpuTarget, dtype: torch.dtype, format_text: str, count: int) -> None:
-    for sizes in ({"head_dim": 32}, {"head_dim": 64, "value_dim": 160, "block_size": 24}):
+    shapes: list[dict[str, Any]] = [{"head_dim": 32}, {"head_dim": 64, "value_dim": 160, "block_size": 24}]
+    for sizes in shapes:
         batch = paged_batch(MIXED, dtype=dtype, **sizes).apart(parse_cache_formats(format_text), count)
         tolerance = tolerance_of(dtype)
         torch.testing.assert_close(batch.run(target), batch.expected(), rtol=tolerance, atol=tolerance)
