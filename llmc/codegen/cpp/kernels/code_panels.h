@@ -195,10 +195,10 @@ inline ScaleAndMinimum scale_and_minimum(const CodePanels& panels, const uint8_t
 // Bytes of a group's scales, and minima where the format has them, in fp32.
 inline int64_t decoded_header_bytes(const CodeRecord& record) { return LLMC_PANEL * 4 * (record.has_minimum ? 2 : 1); }
 
-// Eight steps of kBits bits, times a factor, of the rows from `lane` on. halves: where the first step begins. Steps stay
+// Eight steps of kBits bits times a factor, of the rows from `lane` on. halves: where the first step begins. Steps stay
 // where they lie in a word, as bits of a float, which takes half the instructions of shifting and converting each.
-template <int kBits>
-inline void multiply_eight_steps(Vec factor, const uint8_t* halves, int lane, VecInt zero, float* to, int64_t stride) {
+template <int kBits, int kLeast>
+inline void multiply_eight_steps(Vec factor, const uint8_t* halves, int lane, float* to, int64_t stride) {
   VecBits words[kBits / 2];
 #pragma GCC unroll 4
   for (int i = 0; i < kBits / 2; i++) {
@@ -210,64 +210,82 @@ inline void multiply_eight_steps(Vec factor, const uint8_t* halves, int lane, Ve
   for (int i = 0; i < 8; i++) {
     const int half = i * kBits / 16, at = i * kBits % 16;
     const VecBits word = at + kBits > 16 ? words[half] | words[half + 1] << 16 : words[half];
-    store(to + i * stride, factor * number_at<kBits>(word, at, zero));
+    store(to + i * stride, factor * number_at<kBits>(word, at, VecInt{} - kLeast));
   }
 }
 
-// Multiplies floats by `count` steps from the place `first` on, for all rows of a panel. to: of the first step; steps are
-// `stride` floats apart there.
-template <int kBits>
-inline void multiply_steps(const CodePanels& panels, const uint8_t* floats, const uint8_t* halves, int64_t first,
-                           int64_t count, int32_t least, float* to, int64_t stride) {
-  for (int lane = 0; lane < LLMC_PANEL; lane += kLanes) {
-    const Vec factor = load_scales(floats, panels.scale_type, lane);
-    const VecInt zero = VecInt{} - least;
-    float* at = to + lane;
-    int64_t place = first;
-    const int64_t end = first + count;
-    // Eight steps at a time where they begin at a half.
-    for (; place % 8 == 0 && place + 8 <= end; place += 8, at += 8 * stride)
-      multiply_eight_steps<kBits>(factor, halves + place * kBits / 16 * LLMC_PANEL * 2, lane, zero, at, stride);
-    for (; place < end; place++, at += stride)
-      store(at, factor * step_factor(load_steps(halves, place * kBits, kBits, lane), least));
+// Calls body(bits, least) for a format: the bits of its steps, and the least step. Both are 0 where each group has a
+// float.
+template <class Body>
+inline void with_steps(const CodeRecord& record, const Body& body) {
+  using std::integral_constant;
+  const auto steps = [&](auto bits, auto least) { body(bits, least); };
+  switch (record.step_bits) {
+    case 4:
+      return steps(integral_constant<int, 4>{}, integral_constant<int, 0>{});
+    case 6:
+      if (record.least_step == 0) return steps(integral_constant<int, 6>{}, integral_constant<int, 0>{});
+      return steps(integral_constant<int, 6>{}, integral_constant<int, -32>{});
+    case 8:
+      return steps(integral_constant<int, 8>{}, integral_constant<int, -128>{});
+    default:
+      return steps(integral_constant<int, 0>{}, integral_constant<int, 0>{});
   }
 }
 
-// Scales and minima of `count` groups of one run, the i-th and following ones. All of a run are decoded together: taken
+// Scales and minima of `count` groups of one run, the i-th and following ones, with constants of with_steps. All of a run are decoded together: taken
 // one by one, as scale_and_minimum does, they cost as much time as one token's product.
+template <int kBits, int kLeast, bool kMinima>
 inline void decode_run(const CodePanels& panels, const uint8_t* header, int64_t i, int64_t count, float* to) {
-  const CodeRecord& record = panels.record;
-  const int64_t stride = decoded_header_bytes(record) / 4;
-  const uint8_t* halves = header + panels.float_bytes();
-  const auto decode = [&](const uint8_t* floats, int64_t first, int32_t least, float* at) {
-    switch (record.step_bits) {
-      case 4:
-        return multiply_steps<4>(panels, floats, halves, first, count, least, at, stride);
-      case 6:
-        return multiply_steps<6>(panels, floats, halves, first, count, least, at, stride);
-      case 8:
-        return multiply_steps<8>(panels, floats, halves, first, count, least, at, stride);
-      default:  // each group has a float
-        for (int lane = 0; lane < LLMC_PANEL; lane += kLanes)
-          store(at + lane, load_scales(floats, panels.scale_type, lane));
+  constexpr int64_t kStride = LLMC_PANEL * (kMinima ? 2 : 1);
+  // Minima have the same number of floats and steps, behind the scales'. Their least step is 0.
+  static_assert(kLeast == 0 || !kMinima, "one least step");
+  const int64_t numbers = kMinima ? 2 : 1, of_run = panels.run / panels.group;
+  if constexpr (kBits == 0) {  // one group
+    for (int64_t number = 0; number < numbers; number++)
+      for (int lane = 0; lane < LLMC_PANEL; lane += kLanes)
+        store(to + number * LLMC_PANEL + lane,
+              load_scales(header + number * panels.scale_bytes, panels.scale_type, lane));
+  } else {
+    const uint8_t* halves = header + panels.float_bytes();
+    for (const int64_t end = i + count; i < end;) {
+      // Eight steps at a time where they begin at a half.
+      const bool eight = i % 8 == 0 && of_run % 8 == 0 && i + 8 <= end;
+      for (int64_t number = 0; number < numbers; number++)
+        for (int lane = 0; lane < LLMC_PANEL; lane += kLanes) {
+          const Vec factor = load_scales(header + number * panels.scale_bytes, panels.scale_type, lane);
+          const int64_t bit = (number * of_run + i) * kBits;
+          float* of_rows = to + number * LLMC_PANEL + lane;
+          if (eight)
+            multiply_eight_steps<kBits, kLeast>(factor, halves + bit / 16 * LLMC_PANEL * 2, lane, of_rows, kStride);
+          else
+            store(of_rows, factor * step_factor(load_steps(halves, bit, kBits, lane), kLeast));
+        }
+      i += eight ? 8 : 1;
+      to += (eight ? 8 : 1) * kStride;
     }
-  };
-  decode(header, i, record.least_step, to);
-  if (record.has_minimum) decode(header + panels.scale_bytes, panels.run / panels.group + i, 0, to + LLMC_PANEL);
+  }
 }
 
 // Scales and minima of all rows of a panel, for `groups` groups from k on. header: of the run of k.
 inline void decode_headers(const CodePanels& panels, const uint8_t* header, int64_t k, int64_t groups, uint8_t* to) {
   const int64_t of_run = panels.run / panels.group, bytes = decoded_header_bytes(panels.record);
-  int64_t i = k % panels.run / panels.group;
-  while (groups > 0) {
-    const int64_t count = std::min(groups, of_run - i);
-    decode_run(panels, header, i, count, reinterpret_cast<float*>(to));
-    to += count * bytes;
-    groups -= count;
-    header += panels.header_bytes();
-    i = 0;
-  }
+  with_steps(panels.record, [&](auto bits, auto least) {
+    const auto decode = [&](auto minima) {
+      int64_t i = k % panels.run / panels.group;
+      while (groups > 0) {
+        const int64_t count = std::min(groups, of_run - i);
+        decode_run<bits, least, minima>(panels, header, i, count, reinterpret_cast<float*>(to));
+        to += count * bytes;
+        groups -= count;
+        header += panels.header_bytes();
+        i = 0;
+      }
+    };
+    if constexpr (least == 0)
+      if (panels.record.has_minimum) return decode(std::true_type{});
+    decode(std::false_type{});
+  });
 }
 
 // ---- values of codes -------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@
 #pragma once
 #include "linear.h"
 #include "tile_codes.h"
-#include "unit_products.h"
+#include "unit_panel.h"
 
 // The products of LlmcLinear with weight[o, k] = (code - zero) · scale (llmc::quantized_linear, quantized_gated_linear,
 // quantized_lm_head).
@@ -256,10 +256,9 @@ struct BlockProduct {
   const Tiles& tiles;
   bool decodes;
   float* operands;  // of a block, where it is decoded first
-  static constexpr bool kIsTiled = false;
+  static constexpr bool kIsTiled = false, kTakesOne = false;
   static constexpr auto kHeights = std::make_integer_sequence<int, kCodeTokens>();
 
-  bool reads_planes() const { return false; }
   static int64_t tallest(bool decodes) { return decodes ? kDecodedTokens : kCodeTokens; }  // of tiles
 
 #if defined(__AVX512VBMI2__)
@@ -323,36 +322,44 @@ struct BlockProduct<UnitProduct<Codes>> {
   const Tiles& tiles;
   bool decodes;
   float* operands;
-  static constexpr bool kReadsSparse = false, kIsTiled = false;
+  static constexpr bool kReadsSparse = false, kIsTiled = false, kTakesOne = true;
 
   static int64_t tallest(bool) { return kCodeTokens; }
-  // Planes are joined once for all tokens, or in registers for one.
-  bool reads_planes() const { return tiles.tokens() == 1; }
 
+  // For one token: a whole panel, whose planes are joined in registers.
+  static void multiply_one(const CodePanels& panels, int64_t panel, const int32_t* values, float* sums) {
+    with_units(panels.record, [&](auto codes) {
+      with_steps(panels.record, [&](auto bits, auto least) {
+        using Units = decltype(codes);
+        if constexpr (Units::template has_steps<bits, least>())
+          multiply_panel<Units, bits, least>(panels, panel, values, sums);
+      });
+    });
+  }
+
+  // For more tokens, for which planes are joined once.
   void operator()(const CodeBlock& block, const int32_t* values, int64_t values_per_token, float* sums,
                   bool first) const {
     with_units(block.panels.record, [&](auto codes) {
       using Units = decltype(codes);
-      if constexpr (Units::kHasPlanes) {
-        if (!reads_planes()) return multiply<typename Units::Joined>(block, values, values_per_token, sums, first);
-        return multiply<Units, 1>(block, values, values_per_token, sums, first);
-      }
-      multiply<Units>(block, values, values_per_token, sums, first);
+      using Multiplied = std::conditional_t<Units::kHasPlanes, typename Units::Joined, Units>;
+      multiply<Multiplied>(block, values, values_per_token, sums, first);
     });
   }
 
  private:
-  template <class Units, int kTallest = kCodeTokens>
+  template <class Units>
   void multiply(const CodeBlock& block, const int32_t* values, int64_t values_per_token, float* sums, bool first) const {
-    static constexpr auto kMultiply = by_height<1>(std::make_integer_sequence<int, kTallest>(),
-                                                   [](auto height) { return &multiply_units<Units, height>; });
-    const int64_t units = block.groups / Units::kGroups;
+    constexpr int64_t kPasses = LLMC_PANEL / (kCodeVecs * kLanes);
+    constexpr int kLeast = 2;
+    static constexpr auto kMultiply = by_height<kLeast>(std::make_integer_sequence<int, kCodeTokens - kLeast + 1>(),
+                                                        [](auto height) { return &multiply_units<Units, height>; });
+    const int64_t fetches = kPasses * block.groups / Units::kGroups;
     for (int64_t tile = 0; tile < tiles.count; tile++) {
       const int64_t start = tiles.start(tile), height = tiles.height_of(tile);
-      const int64_t passes = LLMC_PANEL / (unit_vecs(height) * kLanes);
-      FetchCodes fetch = fetch_after(block, tiles.tokens(), tiles.count, passes * units);
-      fetch.next += tile * passes * units * fetch.stride;
-      kMultiply[height - 1](block, values + values_per_token * start, sums + start * LLMC_PANEL, first, fetch);
+      FetchCodes fetch = fetch_after(block, tiles.tokens(), tiles.count, fetches);
+      fetch.next += tile * fetches * fetch.stride;
+      kMultiply[height - kLeast](block, values + values_per_token * start, sums + start * LLMC_PANEL, first, fetch);
     }
   }
 };
@@ -363,8 +370,7 @@ struct BlockProduct<TiledProduct<Codes>> {
   const Tiles& tiles;
   bool decodes;
   float* operands;  // bytes of a block of 4-bit codes
-  static constexpr bool kReadsSparse = false, kIsTiled = true;
-  bool reads_planes() const { return false; }
+  static constexpr bool kReadsSparse = false, kIsTiled = true, kTakesOne = false;
   TileRegisters registers{};
 
   static int64_t tallest(bool) { return kTileTokens; }

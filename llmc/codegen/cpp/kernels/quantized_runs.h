@@ -105,12 +105,32 @@ class RunProduct {
   void multiply(int64_t first, int64_t end, void* scratch) const {
     const int64_t tokens = run_.tokens;
     auto* sums = static_cast<float*>(scratch) + packed_tokens_ * (1 + packed_floats(a_.in));
+    sum_up(first, end, sums);
+    const Epilogue epilogue{a_};
+    for (int64_t panel = first; panel < end; panel++)
+      for (int64_t t = 0; t < tokens; t++) {
+        float* of_token = sums + ((panel - first) * tokens + t) * LLMC_PANEL;
+        for (int lane = 0; lane < LLMC_PANEL; lane += kLanes)
+          store(of_token + lane, load(of_token + lane) * x_.scales[t]);
+        epilogue(run_.start + t, panel, of_token);
+      }
+  }
+
+ private:
+  // Sets sums [panels, tokens, LLMC_PANEL], behind which scratch is free.
+  void sum_up(int64_t first, int64_t end, float* sums) const {
+    if constexpr (BlockProduct<Product>::kTakesOne)
+      if (run_.tokens == 1) {
+        for (int64_t panel = first; panel < end; panel++)
+          BlockProduct<Product>::multiply_one(panels_, panel, x_.data, sums + (panel - first) * LLMC_PANEL);
+        return;
+      }
+    const int64_t tokens = run_.tokens;
     float* operands = cache_line_from(sums + (end - first) * tokens * LLMC_PANEL);
     auto* bytes = reinterpret_cast<uint8_t*>(operands + kCodeBlockBytes);  // behind a decoded block of those
     auto* headers = reinterpret_cast<uint8_t*>(operands + kCodeBlockBytes * 2);  // behind all of that
     BlockProduct<Product> multiply{tiles_, decodes(tokens), operands};
-    const Epilogue epilogue{a_};
-    const SparsePanels sparse = panels_.sparse(epilogue.panels());
+    const SparsePanels sparse = panels_.sparse(Epilogue{a_}.panels());
     SparseCursor cursors[kMostPanelsTogether];
     if (panels_.is_sparse)
       for (int64_t panel = first; panel < end; panel++) cursors[panel - first] = sparse.cursor(panel);
@@ -123,7 +143,7 @@ class RunProduct {
         CodeBlock block = panels_.is_sparse ? sparse_block(panels_, sparse, panel, part, cursor, bytes)
                                             : block_of(panels_, panel, part);
         if (panels_.is_blocked()) decode_headers(block, k, headers);
-        if (panels_.is_joined() && !multiply.reads_planes()) join_planes(block, bytes);
+        if (panels_.is_joined()) join_planes(block, bytes);
         if constexpr (BlockProduct<Product>::kReadsSparse)
           if (panels_.is_sparse && multiply.expands_on_the_way()) {
             multiply(block, cursor, bytes, values, x_.part_size(part), panel_sums, k == 0);
@@ -135,16 +155,8 @@ class RunProduct {
       values += x_.part_size(part) * tokens;
       k += part.count;
     }
-    for (int64_t panel = first; panel < end; panel++)
-      for (int64_t t = 0; t < tokens; t++) {
-        float* of_token = sums + ((panel - first) * tokens + t) * LLMC_PANEL;
-        for (int lane = 0; lane < LLMC_PANEL; lane += kLanes)
-          store(of_token + lane, load(of_token + lane) * x_.scales[t]);
-        epilogue(run_.start + t, panel, of_token);
-      }
   }
 
- private:
   static bool decodes(int64_t tokens) { return Product::kDecodes && tokens > kCodeTokens; }
   static LlmcQuantizedLinear with_weight(const LlmcQuantizedLinear& a, const Run& run) {
     LlmcQuantizedLinear one = a;

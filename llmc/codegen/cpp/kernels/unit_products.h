@@ -27,7 +27,16 @@ struct UnitCodes {
   static constexpr bool kHasMinima = kMinima, kIsTable = kTable;
   static constexpr bool kHasPlanes = kTable || kLow + kMore != 4;
   static constexpr int64_t kUnitBytes = (kJoined ? 8 : kLow + kMore) * LLMC_PANEL * 4;
+  static constexpr int kHeaderFloats = LLMC_PANEL * (kMinima ? 2 : 1);  // of a group, decoded
+  static constexpr int kXPerGroup = 3 + kQuads;                         // of a token, packed
   static constexpr int kGreatest = (1 << (kLow + kMore)) - 1;
+  // Whether a format with these codes may have such steps (with_steps): groups of 32 may also have a float each.
+  template <int kBits, int kLeast>
+  static constexpr bool has_steps() {
+    if (kGroup == 32) return kBits == 0 || (kBits == 6 && kLeast == (kTable ? -32 : 0));
+    if (kLow + kMore == 2) return kBits == 4;
+    return kLow + kMore == 3 ? kBits == 6 && kLeast == -32 : kBits == 8;
+  }
   using Joined = UnitCodes<kLow, kMore, kGroup, kMinima, kTable, true>;
 
   // Four codes of each row from `lane` on: the i-th of the unit.
@@ -92,30 +101,19 @@ inline __attribute__((always_inline)) void add_quads(const uint8_t* unit, int fi
 #endif
 }
 
-// Vectors of rows that are multiplied together: of one token all, which what is read of x serves together.
-constexpr int unit_vecs(int64_t height) { return height == 1 ? LLMC_PANEL / kLanes : kCodeVecs; }
-
-// Adds a block to sums [kHeight][LLMC_PANEL], or sets them if `first`. The block's headers are decoded. The sums of one
-// token stay in registers.
+// Adds a block to sums [kHeight][LLMC_PANEL], or sets them if `first`. The block's headers are decoded.
 template <class Codes, int kHeight>
 void multiply_units(const CodeBlock& block, const int32_t* x, float* sums, bool first, FetchCodes fetch) {
-  constexpr int kVecs = unit_vecs(kHeight);
-  constexpr int64_t kHeader = LLMC_PANEL * (Codes::kHasMinima ? 2 : 1);
-  constexpr bool kHolds = kHeight == 1;
+  constexpr int kVecs = kCodeVecs;
   using Terms = IntegerTerms<true>;
   for (int lane = 0; lane < LLMC_PANEL; lane += kVecs * kLanes) {
     const int32_t* values = x;
     const uint8_t* unit = block.codes;
     const float* header = reinterpret_cast<const float*>(block.header) + lane;
-    Vec held[kHeight][kVecs];
-    const auto sum_of = [&](int t, int v) { return sums + t * LLMC_PANEL + lane + v * kLanes; };
-    if constexpr (kHolds)
-      for (int t = 0; t < kHeight; t++)
-        for (int v = 0; v < kVecs; v++) held[t][v] = first ? Vec{} : load(sum_of(t, v));
     for (int64_t group = 0; group < block.groups; group += Codes::kGroups, unit += Codes::kUnitBytes) {
       fetch.all();
 #pragma GCC unroll 2
-      for (int i = 0; i < Codes::kGroups; i++, header += kHeader) {
+      for (int i = 0; i < Codes::kGroups; i++, header += Codes::kHeaderFloats) {
         const int32_t* of_run = values;
         values += 3 * kHeight;
         VecInt dots[kHeight][kVecs];
@@ -132,21 +130,15 @@ void multiply_units(const CodeBlock& block, const int32_t* x, float* sums, bool 
           const Vec less = broadcast(Terms::less<kHeight>(of_run, t));
 #pragma GCC unroll 4
           for (int v = 0; v < kVecs; v++) {
-            Vec before = kHolds ? held[t][v] : set ? Vec{} : load(sum_of(t, v));
+            float* sum = sums + t * LLMC_PANEL + lane + v * kLanes;
+            Vec before = set ? Vec{} : load(sum);
             if constexpr (Codes::kHasMinima) before = fma(load(header + LLMC_PANEL + v * kLanes), less, before);
             const Vec dot = __builtin_convertvector(dots[t][v], Vec);
-            const Vec sum = fma(dot, load(header + v * kLanes) * scale, before);
-            if constexpr (kHolds)
-              held[t][v] = sum;
-            else
-              store(sum_of(t, v), sum);
+            store(sum, fma(dot, load(header + v * kLanes) * scale, before));
           }
         }
       }
     }
-    if constexpr (kHolds)
-      for (int t = 0; t < kHeight; t++)
-        for (int v = 0; v < kVecs; v++) store(sum_of(t, v), held[t][v]);
   }
 }
 
