@@ -60,7 +60,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--dtype", choices=DTYPES, default="bf16")
-    parser.add_argument("--kv-cache", nargs="+", default=["auto"], help="numbers (auto) or codes: int8, int4, fp8")
+    parser.add_argument("--kv-cache", nargs="+", default=["auto"], help="auto, or codes: int8, int4:recent=128")
     parser.add_argument("--cases", default="", help="only those whose name has this in it")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
@@ -101,16 +101,24 @@ def decode(
     )
     forms = {}
     for name, format in formats.items():
-        layers = _layers_of(numbers if format is None else numbers.coded(format), batch)
-        forms[name] = Form(float(batch * context * KV_HEADS * _position_bytes(format, dtype) * len(layers)), layers)
+        layers = _layers_of(_stored(numbers, format), batch)
+        forms[name] = Form(float(batch * _context_bytes(format, context, dtype) * len(layers)), layers)
     return forms
 
 
-def _position_bytes(format: CacheFormats | None, dtype: torch.dtype) -> int:
-    """The bytes of a position's key and value for one head."""
+def _stored(numbers: PagedBatch, format: CacheFormats | None) -> PagedBatch:
+    """A batch over caches in this form."""
     if format is None:
-        return 2 * HEAD_DIM * dtype.itemsize
-    return format.keys.position_bytes(HEAD_DIM) + format.values.position_bytes(HEAD_DIM)
+        return numbers
+    return numbers.coded(format) if format.recent is None else numbers.apart(format.of_codes, format.recent)
+
+
+def _context_bytes(format: CacheFormats | None, context: int, dtype: torch.dtype) -> int:
+    """The bytes of keys and values that a token reads."""
+    of_number = 2 * HEAD_DIM * dtype.itemsize
+    of_code = of_number if format is None else sum(f.position_bytes(HEAD_DIM) for f in (format.keys, format.values))
+    exact = min(context, format.recent or 0) if format is not None else 0
+    return KV_HEADS * ((context - exact) * of_code + exact * of_number)
 
 
 def _layers_of(shared: PagedBatch, batch: int) -> tuple[PagedBatch, ...]:
@@ -122,6 +130,9 @@ def _layers_of(shared: PagedBatch, batch: int) -> tuple[PagedBatch, ...]:
             query_starts=starts,
             context_lens=shared.context_lens[i : i + batch],
             block_tables=shared.block_tables[i : i + batch],
+            newest=None
+            if shared.newest is None
+            else replace(shared.newest, tables=shared.newest.tables[i : i + batch]),
         )
         for i in range(0, len(shared.context_lens), batch)
     )
@@ -131,10 +142,7 @@ def prefill(tokens: int, dtype: torch.dtype, formats: dict[str, CacheFormats | N
     """One prompt, whole, in every layer. Half of the score matrix counts as work."""
     layer = paged_batch([(tokens, tokens)], heads=HEADS, kv_heads=KV_HEADS, head_dim=HEAD_DIM, dtype=dtype)
     work = 2.0 * tokens * tokens * HEADS * HEAD_DIM * LAYERS
-    return {
-        name: Form(work, (layer if format is None else layer.coded(format),) * LAYERS)
-        for name, format in formats.items()
-    }
+    return {name: Form(work, (_stored(layer, format),) * LAYERS) for name, format in formats.items()}
 
 
 def measure(case: Case, threads: int) -> list[dict[str, float | str]]:
@@ -170,7 +178,8 @@ def _ours(layers: tuple[PagedBatch, ...], target: CpuTarget, pool: ctypes.c_void
     pairs = zip(layers, outputs, strict=True)
     calls = [kernel_call(target, "paged_attention", layer.dtypes, layer.values(y)) for layer, y in pairs]
 
-    def run() -> float:
+    # A call holds addresses only: the results that it writes have to live as long.
+    def run(_: object = outputs) -> float:
         start = perf_counter()
         for call in calls:
             call(pool)

@@ -79,7 +79,10 @@ _ZEROS = ("magnitude:0.5", "wanda:0.5", "sparsegpt:0.5", "sparsegpt:2:4")
 _FILE = Form("the file as it is", {}, is_of_file=True)
 _KV = tuple(
     Form(f"KV {codes}", UNROUNDED | {"kv_cache": codes})
-    for codes in ("int8", "int8:rotated", "fp8", "int8/int4:rotated", "int4", "int4:rotated", "int4:head:rotated")
+    for codes in (
+        *("int8", "int8:rotated", "fp8", "int8/int4:rotated", "int4", "int4:rotated", "int4:head:rotated"),
+        *("int4:rotated:recent=128", "int4:rotated:recent=64", "int8/int4:rotated:recent=128"),
+    )
 )
 _MXFP4_FILE = Form("an MXFP4 file as it is", {}, is_of_file=True, type="MXFP4")
 # Codes of more bits than the scheme's are rounded again.

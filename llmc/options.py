@@ -60,7 +60,8 @@ class BuildOptions(BaseModel):
         dtype: Type of weights and activations; auto keeps the checkpoint's. float16 is for GPUs: for a CPU, a float16
             checkpoint is built as bfloat16. bf16, fp16, half, fp32, float and torch's own dtypes are also accepted.
         kv_dtype: Type of the KV cache; auto is dtype.
-        kv_cache: int8, int4 or fp8 codes for the KV cache, or int8/int4 for keys/values (llmc/formats/cache_format.py).
+        kv_cache: int8, int4 or fp8 codes for the KV cache, or int8/int4 for keys/values, :recent=N for exact newest
+            rows (llmc/formats/cache_format.py).
         kv_compression: The policy that drops rows of the KV cache, as NAME:OPTION=VALUE,… (docs/kv-compression.md);
             none keeps all rows.
         quantize: Schemes of weights and activations (formats/schemes.py): one for all, then PATTERN=SCHEME for some. A

@@ -13,7 +13,6 @@ MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60
 # Longer files, which may only shrink.
 LONGER = {
-    "codegen/cpp/kernels/attention_tile.h": 413,
     "runtime/scheduling/scheduler.py": 464,
 }
 

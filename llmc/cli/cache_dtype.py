@@ -12,7 +12,8 @@ KvCacheDtype = Annotated[
         "--kv-cache-dtype",
         "--kv-dtype",
         "--kv-cache",
-        help="format of the KV cache: auto, a dtype, or codes (int8, int4, fp8) such as int8:g32 or int8/int4:rotated",
+        help="format of the KV cache: auto, a dtype, or codes (int8, int4, fp8) such as int8/int4:rotated or "
+        "int4:rotated:recent=128",
     ),
 ]
 _COMPRESSION = Option(help="what the KV cache keeps of long sequences, such as stride:step=4,recent=512")

@@ -91,8 +91,12 @@ def _cache_refusal(format: CacheFormats, backend: Backend, dtype: torch.dtype) -
         ]
         indices = torch.empty(_TOKENS, dtype=torch.int32)
         table = torch.empty(_TOKENS, 4, dtype=torch.int32)
-    write = (heads, heads, *caches, indices, str(format))
-    read = (heads, *caches, indices, indices, table, 0.125, None, None, None, str(format), 64)
+        exact = [torch.empty(8, 2, 16, 64, dtype=dtype) for _ in "kv"]
+    codes = str(format.of_codes)
+    write = (heads, heads, *caches, indices, codes)
+    read = (heads, *caches, indices, indices, table, 0.125, None, None, None, codes, 64)
+    if format.recent is not None:
+        read = (*read, None, None, None, False, None, None, None, *exact, table, format.recent)
     writes = _call(fx.Graph(), _llmc.kv_write.default, write, None)
     reads = _call(fx.Graph(), _llmc.paged_attention.default, read, heads)
     return _reason(backend, writes) or _reason(backend, reads)

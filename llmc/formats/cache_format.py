@@ -9,6 +9,7 @@ CACHE_CODES = ("int8", "int4", "fp8")
 # Four bits are too few for a whole head's range.
 _INT4_GROUP = 32
 _ROTATED = ":rotated"
+_RECENT = ":recent="
 # Between the format of keys and that of values.
 _BESIDE = "/"
 
@@ -57,16 +58,24 @@ class CacheFormat:
 class CacheFormats:
     """How the caches of keys and of values are quantized.
 
-    keys, values: their formats. Both are rotated, or neither is.
+    keys, values: their formats. Both are rotated, or neither is. recent: number of newest rows of a sequence that are
+    also kept unencoded and read in the place of their codes; None: none are.
     """
 
     keys: CacheFormat
     values: CacheFormat
+    recent: int | None = None
 
     def __str__(self) -> str:
+        recent = "" if self.recent is None else f"{_RECENT}{self.recent}"
         if self.keys == self.values:
-            return str(self.keys)
-        return f"{replace(self.keys, rotated=False)}{_BESIDE}{self.values}"
+            return f"{self.keys}{recent}"
+        return f"{replace(self.keys, rotated=False)}{_BESIDE}{self.values}{recent}"
+
+    @property
+    def of_codes(self) -> "CacheFormats":
+        """The formats of the caches of codes alone."""
+        return replace(self, recent=None)
 
     @property
     def rotated(self) -> bool:
@@ -84,14 +93,28 @@ class CacheFormats:
 
 
 def parse_cache_formats(text: str) -> CacheFormats:
-    """Parse one format for keys and values, or `KEYS/VALUES`, such as `int8/int4:rotated`.
+    """Parse one format for keys and values, or `KEYS/VALUES`, such as `int8/int4:rotated`, and `:recent=N`.
 
     Args:
-        text: the formats. `:rotated` at the end is for both.
+        text: the formats. `:rotated` at the end is for both, and so is `:recent=N` after it.
 
     Raises:
         OptionError: for an unknown format or option.
     """
+    codes, is_given, rows = text.partition(_RECENT)
+    if not is_given:
+        return _parse_pair(codes)
+    recent = _parse_recent(text, rows)
+    if not codes.startswith(CACHE_CODES):
+        raise OptionError(
+            f"recent={recent} keeps the newest rows exact next to codes, and {codes!r} has none",
+            at=f"kv_cache={text}",
+            fix=f"write {codes or 'auto'}, whose rows are all exact, or codes, such as int4{_ROTATED}{_RECENT}{recent}",
+        )
+    return replace(_parse_pair(codes), recent=recent)
+
+
+def _parse_pair(text: str) -> CacheFormats:
     before, beside, last = text.partition(_BESIDE)
     values = parse_cache_format(last if beside else before)
     if not beside:
@@ -104,6 +127,16 @@ def parse_cache_formats(text: str) -> CacheFormats:
             fix=f"write :rotated once, at the end: {keys.stored}{_BESIDE}{values.stored}{_ROTATED}",
         )
     return CacheFormats(replace(keys, rotated=values.rotated), values)
+
+
+def _parse_recent(text: str, rows: str) -> int:
+    if rows.isdecimal() and int(rows) > 0:
+        return int(rows)
+    raise OptionError(
+        f"recent={rows} is not a number of rows from 1 on",
+        at=f"kv_cache={text}",
+        fix=f"write the number of newest rows that stay exact at the end, such as {_RECENT}128",
+    )
 
 
 def parts_of_pair(text: str | None) -> tuple[str | None, str | None]:
@@ -130,7 +163,8 @@ def parse_cache_format(text: str) -> CacheFormat:
             f"unknown KV cache format {text!r}",
             at=f"kv_cache={text}",
             fix=f"known: auto, {', '.join(CACHE_CODES)}; with :g32 for groups of 32 channels, :head for one scale "
-            "per head, :rotated; int8/int4 for keys and values in different formats",
+            "per head, :rotated; int8/int4 for keys and values in different formats; codes with :recent=128 for exact "
+            "newest rows",
         )
     rotated = options[-1:] == [_ROTATED[1:]]
     match options[: len(options) - rotated]:

@@ -74,7 +74,9 @@ _VIEWS = frozenset(
 )
 _COPIES = frozenset({"aten.cat", "aten.clone"})
 _CACHES = ("k_cache", "v_cache")
-_UNCOUNTED = frozenset({*_CACHES, "state", "block_tables", "tree_masks", "lora_a", "lora_b", "delta"})
+_RECENT_CACHES = ("recent_k", "recent_v")
+_TABLES = ("block_tables", "recent_tables", "tree_masks")
+_UNCOUNTED = frozenset({*_CACHES, *_RECENT_CACHES, *_TABLES, "state", "lora_a", "lora_b", "delta"})
 
 
 def _operands(working: list[fx.Node], members: Mapping[fx.Node, None]) -> dict[fx.Node, None]:
@@ -153,12 +155,19 @@ def _cache_bytes(node: fx.Node, symbols: Mapping[sympy.Symbol, sympy.Symbol]) ->
         return 2 * R * math.prod(state.shape[1:]) * state.dtype.itemsize
     if COMPACTION in arguments or not any(name in arguments for name in _CACHES):
         return _ZERO  # Steps with a compaction are not counted.
-    k_cache, v_cache = (arguments[name].meta["val"] for name in _CACHES)
-    row = sum(c.shape[1] * c.shape[3] * c.dtype.itemsize for c in (k_cache, v_cache))
+    row = _row_bytes(arguments, *_CACHES)
     if "slot_mapping" in arguments:
         return row * _dimension(arguments["slot_mapping"].meta["val"].shape[0], symbols)
     seen = visible_to(arguments).most
-    return row * (C if seen is None else sympy.Min(C, seen * R))
+    read = row * (C if seen is None else sympy.Min(C, seen * R))
+    if arguments.get("recent") is None:
+        return read
+    return read + _row_bytes(arguments, *_RECENT_CACHES) * sympy.Min(C, arguments["recent"] * R)
+
+
+def _row_bytes(arguments: Mapping[str, Any], *caches: str) -> int:
+    """Bytes of a position in these caches, in all heads."""
+    return sum(c.shape[1] * c.shape[3] * c.dtype.itemsize for c in (arguments[name].meta["val"] for name in caches))
 
 
 def _flops(node: fx.Node, symbols: Mapping[sympy.Symbol, sympy.Symbol]) -> sympy.Expr:

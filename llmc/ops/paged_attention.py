@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from llmc.formats.cache_format import parts_of_pair
@@ -35,6 +36,10 @@ def paged_attention(
     bias: Tensor | None = None,
     chosen: Tensor | None = None,
     pinned: int | None = None,
+    recent_k: Tensor | None = None,
+    recent_v: Tensor | None = None,
+    recent_tables: Tensor | None = None,
+    recent: int | None = None,
 ) -> Tensor:
     """Causal attention of a ragged batch over the paged cache; prefill chunks and decodes mix freely.
 
@@ -45,27 +50,39 @@ def paged_attention(
     value_dim: for caches that hold codes (cache_codes.py), whose shape does not show them.
     tree_masks: [tokens], int64; bit d hides the row d before the token's own. The token attends to the remaining rows
     as if there were no others. None hides nothing.
+    recent_k, recent_v, recent_tables: caches of numbers, and the blocks of each request in them, with the same rows. A
+    token reads the last `recent` of the rows that its mask shows from these caches, and the rows before from k_cache
+    and v_cache. None: it reads all rows from k_cache and v_cache.
     """
     out = q.new_empty((q.shape[0], q.shape[1], value_dim or v_cache.shape[3]))
-    block_size, key_dim = k_cache.shape[2], q.shape[2] - (out.shape[2] if latent else 0)
+    key_dim = q.shape[2] - (out.shape[2] if latent else 0)
     formats = parts_of_pair(cache_format)
     masks = [0] * q.shape[0] if tree_masks is None else tree_masks.tolist()
     for r, length in enumerate(context_lens.tolist()):
         start, end = int(query_starts[r]), int(query_starts[r + 1])
-        blocks = block_tables[r, : -(-length // block_size)].long()
         k, v = (
-            _cached(cache[blocks], channels, format).transpose(1, 2).flatten(0, 1)[:length]
+            _rows(cache, block_tables[r], length, channels, format)
             for cache, channels, format in ((k_cache, key_dim, formats[0]), (v_cache, out.shape[2], formats[1]))
         )
+        near: list[Tensor] = []
+        if recent is not None:
+            assert recent_k is not None and recent_v is not None and recent_tables is not None
+            near = [_rows(cache, recent_tables[r], length, cache.shape[3]) for cache in (recent_k, recent_v)]
         spans: list[tuple[int, int, list[int]]] = [(start, end, list(range(length)))]
-        if any(masks[start:end]):
+        if near or any(masks[start:end]):
             spans = [(i, i + 1, visible_rows(length - (end - i), masks[i])) for i in range(start, end)]
         for first, last, rows in spans:
             own, place = slice(first, last), len(rows) - (last - first)
             sink = sinks[own] if sinks is not None and sinks.dim() == 2 else sinks
             added, seen = (None if tensor is None else tensor[own] for tensor in (bias, chosen))
             options = scale, window, softcap, sink, slopes, chunk, latent, added, seen, pinned
-            out[own] = attend(q[own], k[rows], v[rows], place, *options).to(q.dtype)
+            keys, values = k[rows], v[rows]
+            if recent is not None:
+                keys, values = (
+                    torch.cat((old[:-recent], new[rows[-recent:]]))
+                    for old, new in zip((keys, values), near, strict=True)
+                )
+            out[own] = attend(q[own], keys, values, place, *options).to(q.dtype)
     return out
 
 
@@ -74,5 +91,8 @@ def visible_rows(own: int, mask: int) -> list[int]:
     return [row for row in range(own + 1) if not (own - row < 64 and mask >> (own - row) & 1)]
 
 
-def _cached(blocks: Tensor, channels: int, cache_format: str | None) -> Tensor:
-    return blocks if cache_format is None else read_codes(blocks, channels, cache_format)
+def _rows(cache: Tensor, table: Tensor, length: int, channels: int, cache_format: str | None = None) -> Tensor:
+    """The first rows of a request, [length, kv_heads, channels]."""
+    blocks = cache[table[: -(-length // cache.shape[2])].long()]
+    numbers = blocks if cache_format is None else read_codes(blocks, channels, cache_format)
+    return numbers.transpose(1, 2).flatten(0, 1)[:length]

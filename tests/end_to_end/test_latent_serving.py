@@ -58,7 +58,7 @@ def test_hits_forks_preemption_and_drafts_equal_a_cold_run(model_type: str, tmp_
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kv_cache", ["int8", "fp8"])
+@pytest.mark.parametrize("kv_cache", ["int8", "fp8", "int8:rotated:recent=20"])
 def test_latents_in_codes_equal_the_reference_however_a_prompt_is_cut(kv_cache: str, tmp_path: Path) -> None:
     """A value that lies between two codes may take the other one where sums are added up in another order: MiniCPM3's
     do not here, and no router makes more of it."""

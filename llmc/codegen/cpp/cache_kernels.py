@@ -41,14 +41,16 @@ def caching(
 ) -> Kernel:
     """A kernel with the arguments k_cache, v_cache and cache_format, by name otherwise (kernel.by_name).
 
-    Its functions are distinguished by the element types of the first argument and of the cache.
+    Its functions are distinguished by the element types of the first argument, of the cache, and of the newest rows if
+    they are apart.
     """
     tensors = tensor_axes(axes + _CACHE)
     first = next(iter(tensors))
 
     def element_types(call: Call) -> tuple[str, ...]:
         format = call.plain("cache_format")
-        return DTYPES[call.dtype(first)], DTYPES[call.dtype("k_cache")] if format is None else codes_of_pair(format)
+        cached = DTYPES[call.dtype("k_cache")] if format is None else codes_of_pair(format)
+        return DTYPES[call.dtype(first)], cached, *(DTYPES[call.dtype(name)] for name in _recent_caches(call)[:1])
 
     def arguments(call: Call) -> Arguments:
         function = function_name(family, element_types(call))
@@ -56,7 +58,8 @@ def caching(
 
     def refusal(node: fx.Node, target: CpuTarget) -> Refusal | None:
         is_plain = arguments_of(node)["cache_format"] is None
-        refused = refuse_dtypes(node, (first, "k_cache") if is_plain else (first,)) or _refuse_odd_keys(node)
+        read = (first, *(("k_cache",) if is_plain else ()))
+        refused = refuse_dtypes(node, read) or _refuse_odd_keys(node) or _refuse_recent(node)
         return refused or (refuse_ranks(node, tensors) if is_plain else _refuse_wide_heads(node) or _refuse_pair(node))
 
     return Kernel(family, element_types, arguments, refusal, in_place)
@@ -106,7 +109,14 @@ def _of_caches(call: Call) -> Arguments:
     caches = {name: call.cache(name) for name in ("k_cache", "v_cache")}
     formats = None if format is None else parse_cache_formats(format)
     groups = (None, None) if formats is None else (formats.keys.group, formats.values.group)
+    caches |= {name: call.cache(name) for name in _recent_caches(call)}
     return {**caches, "cache_format": None, "cache_group": groups[0], "value_group": groups[1]}
+
+
+def _recent_caches(call: Call) -> tuple[str, ...]:
+    """The names of the arguments that are the caches of newest rows; none if these are not apart."""
+    is_apart = "recent_k" in call.names() and call.plain("recent_k") is not None
+    return ("recent_k", "recent_v") if is_apart else ()
 
 
 def _refuse_odd_keys(node: fx.Node) -> Refusal | None:
@@ -115,6 +125,17 @@ def _refuse_odd_keys(node: fx.Node) -> Refusal | None:
         return None
     own = arguments["q"].meta["val"].shape[2] - (arguments["value_dim"] or arguments["v_cache"].meta["val"].shape[3])
     return Refusal(f"keys have {own} channels before the values': kernels multiply pairs", node) if own % 2 else None
+
+
+def _refuse_recent(node: fx.Node) -> Refusal | None:
+    arguments = arguments_of(node)
+    if arguments.get("recent") is None:
+        return None
+    if arguments["cache_format"] is None:
+        return Refusal(f"the newest {arguments['recent']} rows are apart from rows that are not in codes", node)
+    if arguments["chunk"] is not None and arguments["pinned"] is not None:
+        return Refusal("the newest rows are apart, and both a chunk and pinned rows say which are seen", node)
+    return refuse_dtypes(node, ("recent_k", "recent_v"))
 
 
 def _refuse_pair(node: fx.Node) -> Refusal | None:

@@ -118,11 +118,11 @@ class Attention:
 
     @staticmethod
     def of(launch: Launch, cache: CacheSlot, block_size: int) -> "Attention":
-        """The attention of a launch over a cache."""
+        """The attention of a launch over a cache, without newest rows that are apart."""
         k_width, v_width = cache.widths()
         formats = None if cache.format is None else parse_cache_formats(cache.format)
         return Attention(
-            function=launch.kernel,
+            function=function_name(launch.family, launch.dtypes[:2]),
             heads=launch.number("heads"),
             kv_heads=cache.kv_heads,
             head_dim=launch.number("head_dim"),

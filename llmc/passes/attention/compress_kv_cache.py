@@ -11,6 +11,7 @@ import torch
 from torch import fx
 
 from llmc.errors import OptionError
+from llmc.formats.cache_format import parse_cache_formats
 from llmc.graph.call_arguments import call_arguments
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.refusal import Refusal
@@ -31,6 +32,12 @@ def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
             f"the engine drafts with its own layers, whose caches keep every position, and {policy} drops rows",
             at=f"kv_compression={policy}",
             fix="build without speculative, or without kv_compression; drafts by ngram or lookahead work with it",
+        )
+    if options.kv_cache != "auto" and parse_cache_formats(options.kv_cache).recent is not None:
+        raise OptionError(
+            f"{policy} drops rows, and kv_cache={options.kv_cache} finds the newest ones by position",
+            at=f"kv_compression={policy}",
+            fix="build without kv_compression, or with codes for all rows",
         )
     attentions = graph.graph.find_nodes(op="call_function", target=torch.ops.llmc.attention.default)
     has_fitting = False

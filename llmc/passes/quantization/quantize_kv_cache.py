@@ -7,9 +7,11 @@ rewrite per layer. Scales are computed when keys and values are written, so that
 never changes; attention's kernels read codes. A `rotated` format has
     kv_write(rotate_heads(k), rotate_heads(v), …);  rotate_heads(paged_attention(rotate_heads(q), …))
 instead: scores are the same, and a head's channels share outliers.
+With `:recent=N` the caches of a layer's newest rows stay as they are, and their keys and values are rotated as well.
 Must have: paged caches, with heads that the format's groups divide. Numerics: lossy.
 """
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -25,6 +27,8 @@ from llmc.options import BuildOptions
 from llmc.passes.rewrite import GraphPass, Numerics
 from llmc.passes.rewrite_log import RewriteLog
 
+_ATTENTION = torch.ops.llmc.paged_attention.default
+
 
 def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
     """Change each layer's pair of caches and the ops that use them."""
@@ -35,10 +39,10 @@ def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
     for spec in graph.caches:
         if spec.format is not None:
             continue
-        check_heads(spec.layer, spec.head_dim, spec.value_dim, format)
         pair = [inputs[f"kv_cache_{spec.layer}_{part}"] for part in "kv"]
-        if any(user.target is torch.ops.llmc.paged_choose_keys.default for user in pair[0].users):
-            continue  # Which keys are seen at all would change.
+        if _stays_exact(pair[0], format):
+            continue
+        check_heads(spec.layer, spec.head_dim, spec.value_dim, format)
         log.step(f"{pair[0].name} + {pair[1].name} to {format}", *pair)
         _quantize(graph, spec, format, pair)
 
@@ -60,38 +64,57 @@ def check_heads(layer: int, keys: int, values: int, format: CacheFormats) -> Non
 
 
 def _of_whole_heads(format: CacheFormats) -> CacheFormats:
-    return CacheFormats(*(replace(each, group=None) for each in (format.keys, format.values)))
+    return replace(format, keys=replace(format.keys, group=None), values=replace(format.values, group=None))
+
+
+def _stays_exact(keys: fx.Node, format: CacheFormats) -> bool:
+    """Whether a cache of keys gets no codes: one that chooses keys, since which keys are seen at all would change; one
+    of newest rows; and with `recent`, one whose layer reads no older rows and has no second cache therefore."""
+    if any(user.target is torch.ops.llmc.paged_choose_keys.default for user in keys.users):
+        return True
+    recent = [call_arguments(user)["recent_k"] for user in keys.users if user.target is _ATTENTION]
+    return keys in recent or (format.recent is not None and None in recent)
 
 
 def _quantize(graph: ModelGraph, spec: CacheSpec, format: CacheFormats, pair: list[fx.Node]) -> None:
-    changed = replace(spec, dtype=torch.uint8, format=format)
+    changed = replace(spec, dtype=torch.uint8, format=format.of_codes)
     for part, node in zip("kv", pair, strict=True):
         shape = (*node.meta["val"].shape[:3], changed.width(part))
         node.meta["val"] = node.meta["val"].new_empty(shape, dtype=torch.uint8)
-    for user in dict.fromkeys(u for node in pair for u in node.users):
+    users = dict.fromkeys(u for node in pair for u in node.users)
+    if format.rotated:
+        _rotate(graph, spec, [*users, *_other_writes(users)])
+    for user in users:
         extra: dict[str, Any] = {"cache_format": format.stored}
-        if user.target is torch.ops.llmc.paged_attention.default:
+        if user.target is _ATTENTION:
             extra["value_dim"] = spec.value_dim
         user.args, user.kwargs = tuple((call_arguments(user) | extra).values()), {}
-        if format.rotated:
-            _rotate(graph, spec, user)
     graph.caches = tuple(changed if cache is spec else cache for cache in graph.caches)
 
 
-def _rotate(graph: ModelGraph, spec: CacheSpec, user: fx.Node) -> None:
-    """Rotate what a cache's user is given, and what it makes of values."""
+def _other_writes(users: Iterable[fx.Node]) -> list[fx.Node]:
+    """The writes to the caches of the newest rows that these users of a pair of caches read."""
+    recent = [call_arguments(user)["recent_k"] for user in users if user.target is _ATTENTION]
+    return [user for keys in recent if keys is not None for user in keys.users if user.target is not _ATTENTION]
+
+
+def _rotate(graph: ModelGraph, spec: CacheSpec, users: Iterable[fx.Node]) -> None:
+    """Rotate what the users of caches are given, and what attention makes of values."""
     inputs = {"q": spec.head_dim, "k": spec.head_dim, "v": spec.value_dim}
-    given = call_arguments(user)
-    with graph.graph.inserting_before(user):
+    rotated: dict[tuple[fx.Node, int], fx.Node] = {}
+    for user in sorted(users):
+        given = call_arguments(user)
         for name in (name for name in inputs if name in given):
-            user.update_arg(list(given).index(name), _rotated(graph, given[name], inputs[name]))
-    if user.target is not torch.ops.llmc.paged_attention.default:
-        return
-    readers = list(user.users)
-    with graph.graph.inserting_after(user):
-        turned = _rotated(graph, user, spec.value_dim)
-    for reader in readers:
-        reader.replace_input_with(user, turned)
+            of = (given[name], inputs[name])
+            with graph.graph.inserting_before(user):
+                rotated[of] = rotated[of] if of in rotated else _rotated(graph, *of)
+            user.update_arg(list(given).index(name), rotated[of])
+        if user.target is _ATTENTION:
+            readers = list(user.users)
+            with graph.graph.inserting_after(user):
+                turned = _rotated(graph, user, spec.value_dim)
+            for reader in readers:
+                reader.replace_input_with(user, turned)
 
 
 def _rotated(graph: ModelGraph, x: fx.Node, first: int) -> fx.Node:

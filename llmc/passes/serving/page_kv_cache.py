@@ -7,6 +7,8 @@
                                           paged_choose_keys(q, weights, kv_cache_i_k, kv_cache_i_v, …, n, tree_masks)
 A layer whose cache keeps less than the whole sequence (docs/cache-policy.md) reads slot_mapping_g and block_tables_g
 instead; if its rows are not positions, also context_lens_g.
+With `kv_cache=FORMAT:recent=N`, a layer that reads rows further back also writes k and v to a second pair of caches, in
+a group that keeps the nearest N rows, and paged_attention reads the last N rows there.
 The first rewrite declares the step's inputs and narrows ids and positions to int32; each attention is one more.
 Must have: keys and values of exactly the step's tokens. Every attention must be paged, or the build fails, unless
 allow_fallback names paged_attention: such a graph is right for one whole sequence a step only.
@@ -18,6 +20,7 @@ import torch
 from torch import Tensor, fx
 
 from llmc.errors import PassError
+from llmc.formats.cache_format import parse_cache_formats
 from llmc.graph.call_arguments import call_arguments
 from llmc.graph.dtype_names import TORCH_DTYPES
 from llmc.graph.model_graph import CacheSpec, ModelGraph
@@ -50,8 +53,10 @@ def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
     if step_input(graph, "slot_mapping") is None:
         log.step("declare the inputs of a serving step", *graph.inputs())
         attentions = graph.graph.find_nodes(op="call_function", target=torch.ops.llmc.attention.default)
-        policies = (_policy(graph, node, options) for node in attentions)
-        kept = [policy for policy in policies if policy != EVERYTHING]
+        asked = [
+            policy for node in attentions for policy in (_policy(graph, node, options), _recent(graph, node, options))
+        ]
+        kept = [policy for policy in asked if policy is not None and policy != EVERYTHING]
         kept += [policy.queries for policy in kept if policy.queries is not None]
         graph.policies = tuple(dict.fromkeys(kept))
         _declare_step_inputs(graph)
@@ -89,7 +94,10 @@ def _refusal(graph: ModelGraph, node: fx.Node, options: BuildOptions) -> Refusal
             return Refusal(
                 f"{name} is {render_type(arguments[name])}, not one row for each of the step's tokens", arguments[name]
             )
-    return _refuse_cuts(node, _policy(graph, node, options), options.block_size)
+    policy, recent = _policy(graph, node, options), _recent(graph, node, options)
+    if recent is not None and policy.drops_rows:
+        return Refusal(f"{policy} drops rows, but kv_cache={options.kv_cache} reads the newest ones by position", node)
+    return _refuse_cuts(node, policy, options.block_size)
 
 
 def _refuse_cuts(node: fx.Node, policy: CachePolicy, block_size: int) -> Refusal | None:
@@ -109,7 +117,8 @@ def _page(graph: ModelGraph, node: fx.Node, options: BuildOptions) -> None:
     kv_heads, head_dim = (int(size) for size in k.meta["val"].shape[1:])
     policy = _policy(graph, node, options)
     group = 0 if policy == EVERYTHING else 1 + graph.policies.index(policy)
-    caches = _add_caches(graph, (kv_heads, head_dim, int(v.meta["val"].shape[2])), options.block_size, group)
+    sizes = (kv_heads, head_dim, int(v.meta["val"].shape[2]))
+    caches = _add_caches(graph, sizes, options.block_size, group)
     slots, *places, masks = _step(graph, group)
     if arguments["keeps"] is not None:
         visible = policy.visible
@@ -117,8 +126,17 @@ def _page(graph: ModelGraph, node: fx.Node, options: BuildOptions) -> None:
     scoring = [arguments[n] for n in ("scale", "window", "softcap", "sinks")]
     others = ("slopes", "chunk", "latent", "bias", "chosen", "pinned")
     named = {name: arguments[name] for name in others if arguments.get(name) not in (None, False)}
+    recent, write = _recent(graph, node, options), torch.ops.llmc.kv_write.default
     with graph.graph.inserting_before(node):
-        graph.graph.call_function(torch.ops.llmc.kv_write.default, (k, v, *caches, slots))
+        graph.graph.call_function(write, (k, v, *caches, slots))
+    if recent is not None:
+        group = 1 + graph.policies.index(recent)
+        exact = _add_caches(graph, sizes, options.block_size, group)
+        slots, _, _, tables, _ = _step(graph, group)
+        with graph.graph.inserting_before(node):
+            graph.graph.call_function(write, (k, v, *exact, slots))
+        named |= dict(zip(("recent_k", "recent_v"), exact, strict=True))
+        named |= {"recent_tables": tables, "recent": recent.window}
     read = (arguments["q"], *caches, *places, *scoring)
     substitute(graph.graph, node, Call(torch.ops.llmc.paged_attention.default, read, {"tree_masks": masks, **named}))
 
@@ -151,6 +169,13 @@ def _policy(graph: ModelGraph, node: fx.Node, options: BuildOptions) -> CachePol
     except ValueError as error:
         fix = "correct it in the model's config: sliding_window, attention_chunk_size or the like"
         raise PassError(str(error), at=node.name, fix=fix) from None
+
+
+def _recent(graph: ModelGraph, node: fx.Node, options: BuildOptions) -> Nearest | None:
+    """The policy of a layer's newest rows, which kv_cache keeps in addition to the codes; None for a layer without."""
+    rows = None if options.kv_cache == "auto" else parse_cache_formats(options.kv_cache).recent
+    most = _policy(graph, node, options).visible.most
+    return None if rows is None or (most is not None and most <= rows) else Nearest(rows)
 
 
 def _step(graph: ModelGraph, group: int) -> tuple[fx.Node | None, ...]:

@@ -2,14 +2,16 @@
 
 from functools import partial
 
+import torch
 from torch import fx
 
+from llmc.graph.call_arguments import call_arguments
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.op_record import OpRecord
 from llmc.graph.product_parts import part_of, parts_before
 from llmc.options import BuildOptions
 from llmc.passes.quantization.multiply_unrounded import is_multiplied
-from llmc.report.coverage.rule import CoverageRule, calls, calls_of, canonical, named, serving
+from llmc.report.coverage.rule import CoverageRule, calls, calls_of, calls_to, canonical, named, serving
 
 
 def _is_product(record: OpRecord) -> bool:
@@ -41,8 +43,10 @@ def _readers_of_codes(graph: ModelGraph) -> int:
 
 
 def _plain_caches(graph: ModelGraph) -> list[fx.Node]:
+    """The keys of caches without codes, except the newest rows of a layer that has codes."""
     names = {f"kv_cache_{spec.layer}_k" for spec in graph.caches if spec.format is None}
-    return [node for node in graph.inputs() if node.name in names]
+    recent = [call_arguments(node)["recent_k"] for node in calls_to(graph, torch.ops.llmc.paged_attention.default)]
+    return [node for node in graph.inputs() if node.name in names and node not in recent]
 
 
 QUANTIZED_RULES: tuple[CoverageRule, ...] = (

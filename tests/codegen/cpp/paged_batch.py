@@ -19,8 +19,19 @@ from tests.codegen.cpp.kernel_calls import call, kernels, pointer, rows
 
 
 @dataclass(frozen=True)
+class Newest:
+    """Caches of the newest `count` rows of each token, and the blocks of each request in them."""
+
+    k_cache: Tensor
+    v_cache: Tensor
+    tables: Tensor
+    count: int
+
+
+@dataclass(frozen=True)
 class PagedBatch:
-    """The tensor arguments of llmc::paged_attention, and its options. format, value_dim: of caches of codes."""
+    """The tensor arguments of llmc::paged_attention, and its options. format, value_dim: of caches of codes. newest: of
+    rows that are read apart."""
 
     q: Tensor
     k_cache: Tensor
@@ -41,6 +52,22 @@ class PagedBatch:
     bias: Tensor | None = None
     chosen: Tensor | None = None
     pinned: int | None = None
+    newest: Newest | None = None
+
+    def apart(self, format: CacheFormats, count: int, dtype: torch.dtype | None = None) -> PagedBatch:
+        """The same over codes and, in other blocks, the newest `count` rows of each token, as numbers of a dtype.
+
+        Blocks without such rows are NaN, except the row before them: products of bf16 take rows in pairs, and where
+        blocks have an odd number of rows, zero times that row is added.
+        """
+        order = torch.randperm(len(self.k_cache), generator=torch.Generator().manual_seed(7))
+        near = replace(self, window=count + 1, pinned=None).without_freed_blocks()
+        caches = [torch.empty_like(cache, dtype=dtype) for cache in (near.k_cache, near.v_cache)]
+        for cache, own in zip(caches, (near.k_cache, near.v_cache), strict=True):
+            cache[order] = own.to(cache.dtype)
+        used = self.block_tables >= 0
+        tables = torch.where(used, order[self.block_tables.clamp(min=0).long()].int(), self.block_tables)
+        return replace(self.coded(format), newest=Newest(caches[0], caches[1], tables, count))
 
     def coded(self, format: CacheFormats) -> PagedBatch:
         """The same over caches of codes; what no request may read becomes huge."""
@@ -89,6 +116,8 @@ class PagedBatch:
             self.bias,
             self.chosen,
             self.pinned,
+            *((None,) * 4 if self.newest is None else (self.newest.k_cache, self.newest.v_cache)),
+            *(() if self.newest is None else (self.newest.tables, self.newest.count)),
         )
 
     def run(self, target: CpuTarget, threads: int = 2) -> Tensor:
@@ -102,9 +131,10 @@ class PagedBatch:
         return y
 
     @property
-    def dtypes(self) -> tuple[torch.dtype | str, torch.dtype | str]:
-        """Of activations and caches, or the cache's codes: they name the kernel."""
-        return self.q.dtype, self.k_cache.dtype if self.format is None else codes_of_pair(str(self.format))
+    def dtypes(self) -> tuple[torch.dtype | str, ...]:
+        """Of activations, of caches or the cache's codes, and of newest rows apart: they name the kernel."""
+        cached = self.k_cache.dtype if self.format is None else codes_of_pair(str(self.format))
+        return self.q.dtype, cached, *(() if self.newest is None else (self.newest.k_cache.dtype,))
 
     def scratch(self, target: CpuTarget) -> int:
         """Bytes that each thread needs."""
@@ -145,7 +175,13 @@ class PagedBatch:
             "pinned": self.pinned or 0,
             "chosen_count": 0 if self.chosen is None else self.chosen.shape[1],
             **({} if self.chosen is None else {"chosen": rows(self.chosen)}),
+            **({} if self.newest is None else self._newest_values(self.newest)),
         }
+
+    @staticmethod
+    def _newest_values(newest: Newest) -> dict[str, Any]:
+        tensors = {"recent_k": newest.k_cache, "recent_v": newest.v_cache, "recent_tables": newest.tables}
+        return {name: pointer(tensor) for name, tensor in tensors.items()} | {"recent": newest.count}
 
     def part(self, request: int, first: int, last: int) -> PagedBatch:
         """Tokens [first, last) of one request, as a batch of their own that comes when no later token is there."""
@@ -161,6 +197,9 @@ class PagedBatch:
             query_starts=torch.tensor([0, last - first], dtype=torch.int32),
             context_lens=torch.tensor([context], dtype=torch.int32),
             block_tables=self.block_tables[request : request + 1].contiguous(),
+            newest=None
+            if self.newest is None
+            else replace(self.newest, tables=self.newest.tables[request : request + 1].contiguous()),
         )
 
 

@@ -111,6 +111,7 @@ FORMATS: dict[str, dict[str, Any]] = {
     "w4a8": {"dtype": "bfloat16", "quantize": "w4a8"},
     "fp32, int8 cache": {"dtype": "float32", "kv_cache": "int8"},
     "bf16, int8 cache": {"dtype": "bfloat16", "kv_cache": "int8"},
+    "bf16, newest rows exact": {"dtype": "bfloat16", "kv_cache": "int4:rotated:recent=16"},
     "w4a8, int8 cache": {"dtype": "bfloat16", "quantize": "w4a8", "kv_cache": "int8"},
 }
 # With room for all neighbours, and for the trees of many of them, in a step.

@@ -9,55 +9,15 @@
 #pragma once
 #include <algorithm>
 
-#include "coded_products.h"
 #include "seen_keys.h"
-#include "softmax.h"
+#include "tile_memory.h"
 
 namespace llmc {
-
-constexpr int64_t kAttentionRows = 64;
-
-inline int64_t padded_to_lanes(int64_t channels) { return (channels + kLanes - 1) / kLanes * kLanes; }
 
 struct RowTile {
   int64_t request;
   int64_t kv_head, kv_heads;  // the first, and how many
   int64_t first_row, rows;    // of the request's tokens × query heads of one KV head; kv_heads · rows <= kAttentionRows
-};
-
-// One thread's memory for a tile.
-struct TileMemory {
-  float* q;              // [rows, head_dim padded]
-  float* keys;           // [head_dim padded, kAttentionKeys]
-  float* values;         // [kAttentionKeys, value_dim padded]
-  float* scores;         // [rows, kAttentionKeys]
-  SoftmaxPart total;
-  SoftmaxPart part;
-  // For caches of codes, whose groups have at least four channels.
-  int64_t key_groups;
-  float* q_sums;         // [rows, key_groups]
-  float* key_scales;     // [scales and minima, key_groups, kAttentionKeys]
-  float* value_scales;   // the same for values
-  float* scaled;         // ScaledProbabilities
-
-  static int64_t floats(int64_t head_dim, int64_t value_dim) {
-    const int64_t depth = padded_to_lanes(head_dim), stride = padded_to_lanes(value_dim);
-    const int64_t of_groups = depth / 4 * (kAttentionRows + 2 * kAttentionKeys) + stride / 4 * 2 * kAttentionKeys;
-    return (kAttentionRows + kAttentionKeys) * depth + kAttentionKeys * (stride + kAttentionRows) +
-           2 * SoftmaxPart::floats(kAttentionRows, stride) + of_groups + ScaledProbabilities::floats(stride / 4);
-  }
-  TileMemory(float* memory, int64_t head_dim, int64_t value_dim)
-      : q(memory),
-        keys(q + kAttentionRows * padded_to_lanes(head_dim)),
-        values(keys + kAttentionKeys * padded_to_lanes(head_dim)),
-        scores(values + kAttentionKeys * padded_to_lanes(value_dim)),
-        total(scores + kAttentionRows * kAttentionKeys, kAttentionRows, padded_to_lanes(value_dim)),
-        part(total.sum + kAttentionRows, kAttentionRows, padded_to_lanes(value_dim)),
-        key_groups(padded_to_lanes(head_dim) / 4),
-        q_sums(part.sum + kAttentionRows),
-        key_scales(q_sums + key_groups * kAttentionRows),
-        value_scales(key_scales + 2 * key_groups * kAttentionKeys),
-        scaled(value_scales + padded_to_lanes(value_dim) / 4 * 2 * kAttentionKeys) {}
 };
 
 template <class Q, class K, class V = K>  // K, V: what caches of keys and of values hold, numbers or codes both
@@ -116,6 +76,7 @@ class TileAttention {
         attend_run({begin, pinned_end}, to);
     }
     attend_run({first, end}, to);
+    if (a_.recent != 0) order_channels(to);
   }
 
   void write(const SoftmaxPart& total) const {
@@ -142,6 +103,17 @@ class TileAttention {
     if constexpr (kHoldsCodes<K>)
       if (values_.has_vectors()) return values_.channel_of(place);
     return place;
+  }
+
+  // Puts the channels of sums in their own order, in which those over the newest keys are.
+  void order_channels(const SoftmaxPart& to) const {
+    if (!codes_of_values()) return;
+    float* copy = memory_.values;
+    for (int64_t row = 0; row < rows(); row++) {
+      float* sums = to.values + row * to.stride;
+      std::copy_n(sums, to.stride, copy);
+      for_vectors(a_.value_dim, [&](int64_t c, auto lanes) { store(sums + channel_of(c), load(copy + c), lanes); });
+    }
   }
 
   // Groups of a cache whose scales are left for sums.
@@ -376,7 +348,7 @@ class TileAttention {
     float decay[ROWS];
     const ScoreScale by{a_.scale, a_.softcap, a_.slopes == nullptr ? nullptr : slopes,
                         a_.bias == nullptr ? nullptr : bias, a_.extent,
-                        a_.chosen.data == nullptr && !has_pinned ? nullptr : chosen};
+                        a_.chosen.data == nullptr && !has_pinned ? nullptr : chosen, static_cast<int>(a_.recent)};
     float* sums = to.values + row * to.stride;
     if constexpr (kHoldsCodes<K>) {
       if (codes_of_values()) {

@@ -15,6 +15,7 @@ constexpr int64_t kItemsPerThread = 2;        // that a split aims at
 // How the batch is cut. Pure data: every thread derives the same items from it.
 struct Plan {
   const LlmcPagedAttention& a;
+  const LlmcPagedAttention* newest;  // attention over the newest keys, where they are apart; else null
   int64_t max_heads;   // KV heads in a tile
   int64_t split_keys;  // a request whose tiles see more keys than that is split
   int64_t part_rows;   // of the largest split tile
@@ -28,18 +29,25 @@ struct Plan {
   }
   int64_t spans(int64_t r) const { return (a.kv_heads + heads(r) - 1) / heads(r); }
   int64_t tiles(int64_t r) const { return spans(r) * tiles_of_head(r); }
-  Keys keys(int64_t r) const {
-    const int64_t rows = cached_rows(a, r);
-    return seen_from(a, tree_of(a, r), rows - (a.query_starts[r + 1] - a.query_starts[r]), rows);
+  static Keys keys(const LlmcPagedAttention& of, int64_t r) {
+    const int64_t rows = cached_rows(of, r);
+    const int64_t first_own = rows - (of.query_starts[r + 1] - of.query_starts[r]);
+    return seen_from(of, tree_of(of, r), first_own, end_seen(of, rows - 1, rows));
+  }
+  static int64_t seen(const LlmcPagedAttention& of, int64_t r) {
+    const Keys found = keys(of, r);
+    return found.last - found.first + std::min(of.pinned, found.first);
   }
   // How many keys its tiles may see, with those that are pinned.
-  int64_t seen(int64_t r) const { return keys(r).last - keys(r).first + std::min(a.pinned, keys(r).first); }
+  int64_t seen(int64_t r) const { return seen(a, r) + (newest == nullptr ? 0 : seen(*newest, r)); }
   // Where all of its tiles see the same keys: of one token, or in one tile.
   bool split(int64_t r) const {
     const bool alike = tiles_of_head(r) == 1 || a.query_starts[r + 1] - a.query_starts[r] == 1;
     return alike && seen(r) > split_keys;
   }
-  int64_t ranges(int64_t r) const { return ranges_of(a, keys(r)); }
+  int64_t ranges(int64_t r) const {
+    return ranges_of(a, keys(a, r)) + (newest == nullptr ? 0 : ranges_of(*newest, keys(*newest, r)));
+  }
   int64_t items(int64_t r) const { return tiles(r) * (split(r) ? ranges(r) : 1); }
   int64_t parts(int64_t r) const { return split(r) ? items(r) : 0; }
 
@@ -85,10 +93,10 @@ inline SoftmaxPart Plan::part(LlmcPool* pool, int64_t index) const {
   return {owner.parts + index % parts_per_thread * SoftmaxPart::floats(part_rows, stride), part_rows, stride};
 }
 
-inline Plan make_plan(LlmcPool* pool, const LlmcPagedAttention& a) {
+inline Plan make_plan(LlmcPool* pool, const LlmcPagedAttention& a, const LlmcPagedAttention* newest) {
   constexpr int64_t kNever = INT64_MAX;
   const int64_t items = kItemsPerThread * pool->threads();
-  Plan plan{a, std::max<int64_t>(1, a.requests * a.kv_heads / items), kNever, 0, 0};
+  Plan plan{a, newest, std::max<int64_t>(1, a.requests * a.kv_heads / items), kNever, 0, 0};
   int64_t work = 0;
   for (int64_t r = 0; r < a.requests; r++) work += plan.tiles(r) * plan.seen(r);
   plan.split_keys = std::max(kAttentionRange, work / items);
@@ -138,10 +146,37 @@ void for_items(LlmcPool* pool, const Plan& plan, const Items& items, const Body&
   }
 }
 
-template <class Q, class K, class V = K>
-void attend(LlmcPool* pool, const LlmcPagedAttention& a) {
+// The range `index` of those that a tile reads.
+template <class Tile>
+void attend_range(const LlmcPagedAttention& a, const Tile& tile, int64_t index, const SoftmaxPart& to) {
+  tile.pack_queries();
+  tile.attend_range(range_of(a, tile.keys(), index), to);
+}
+
+// Adds all ranges that a tile reads to memory.total, which has `done` ranges, and returns how many it has then.
+template <class Tile>
+int64_t add_ranges(const LlmcPagedAttention& a, const Tile& tile, int64_t done, const TileMemory& memory) {
+  tile.pack_queries();
+  const Keys keys = tile.keys();
+  const int64_t ranges = ranges_of(a, keys);
+  for (int64_t i = 0; i < ranges; i++) {
+    const bool is_first = done + i == 0;
+    tile.attend_range(range_of(a, keys, i), is_first ? memory.total : memory.part);
+    if (!is_first) join(memory.total, memory.part, tile.rows());
+  }
+  return done + ranges;
+}
+
+// Attention over all keys in K and V, or over older keys there and the newest in caches of R. Ranges of the newest keys
+// come after all others, and a row that sees no key of a range keeps its bits when it is joined.
+template <class Q, class K, class V, class R>
+void attend_caches(LlmcPool* pool, const LlmcPagedAttention& a, const LlmcPagedAttention* newest) {
+  constexpr bool kApart = !std::is_void_v<R>;
   using Tile = TileAttention<Q, K, V>;
-  const Plan plan = make_plan(pool, a);
+  using Newest = TileAttention<Q, std::conditional_t<kApart, R, Q>>;
+  using Whole = std::conditional_t<kApart, Newest, Tile>;
+  const LlmcPagedAttention& whole = kApart ? *newest : a;
+  const Plan plan = make_plan(pool, a, newest);
   int64_t parts = 0;
   for (int64_t r = 0; r < a.requests; r++) parts += plan.parts(r);
 
@@ -149,32 +184,42 @@ void attend(LlmcPool* pool, const LlmcPagedAttention& a) {
   for_items(pool, plan, items, [&](const Cursor& cursor, int64_t item, const TileMemory& memory) {
     const int64_t r = cursor.request;
     if (plan.split(r)) {
-      const Tile tile(a, plan.tile(r, item / plan.ranges(r)), memory);
-      tile.pack_queries();
-      tile.attend_range(range_of(a, tile.keys(), item % plan.ranges(r)), plan.part(pool, cursor.first_part + item));
+      const RowTile rows = plan.tile(r, item / plan.ranges(r));
+      const SoftmaxPart part = plan.part(pool, cursor.first_part + item);
+      const Tile tile(a, rows, memory);
+      const int64_t index = item % plan.ranges(r), older = kApart ? ranges_of(a, tile.keys()) : plan.ranges(r);
+      if (index < older) return attend_range(a, tile, index, part);
+      if constexpr (kApart) attend_range(whole, Newest(whole, rows, memory), index - older, part);
       return;
     }
-    const Tile tile(a, plan.tile(r, item), memory);
-    tile.pack_queries();
-    const Keys keys = tile.keys();
-    tile.attend_range(range_of(a, keys, 0), memory.total);
-    for (int64_t i = 1; i < ranges_of(a, keys); i++) {
-      tile.attend_range(range_of(a, keys, i), memory.part);
-      join(memory.total, memory.part, tile.rows());
-    }
-    tile.write(memory.total);
+    const RowTile rows = plan.tile(r, item);
+    const int64_t done = add_ranges(a, Tile(a, rows, memory), 0, memory);
+    if constexpr (kApart) add_ranges(whole, Newest(whole, rows, memory), done, memory);
+    Whole(whole, rows, memory).write(memory.total);
   });
   if (parts == 0) return;
 
   const auto joins = [&](int64_t r) { return plan.split(r) ? plan.tiles(r) : 0; };
   for_items(pool, plan, joins, [&](const Cursor& cursor, int64_t item, const TileMemory& memory) {
     const int64_t ranges = plan.ranges(cursor.request);
-    const Tile tile(a, plan.tile(cursor.request, item), memory);
+    const Whole tile(whole, plan.tile(cursor.request, item), memory);
     const SoftmaxPart total = plan.part(pool, cursor.first_part + item * ranges);
     for (int64_t i = 1; i < ranges; i++)
       join(total, plan.part(pool, cursor.first_part + item * ranges + i), tile.rows());
     tile.write(total);
   });
+}
+
+template <class Q, class K, class V = K>
+void attend(LlmcPool* pool, const LlmcPagedAttention& a) {
+  attend_caches<Q, K, V, void>(pool, a, nullptr);
+}
+
+// With the newest keys apart, in caches of R.
+template <class R, class Q, class K, class V = K>
+void attend_newest(LlmcPool* pool, const LlmcPagedAttention& a) {
+  const LlmcPagedAttention newest = of_newest(a);
+  attend_caches<Q, K, V, R>(pool, a, &newest);
 }
 
 }  // namespace llmc::attention

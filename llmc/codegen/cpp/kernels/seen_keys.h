@@ -36,6 +36,12 @@ typedef struct {
   LlmcRows chosen;      // [tokens, chosen_count] int32, in order: places of the keys that a token sees; null: all
   int64_t chosen_count;
   int64_t pinned;       // keys in places before it are seen whatever window and chunk say; 0: none
+  // A query reads its newest keys, its own included, in these caches of numbers, at the same rows; the older ones in
+  // k_cache and v_cache.
+  const void* recent_k;
+  const void* recent_v;
+  const int32_t* recent_tables;  // [requests, max_blocks]
+  int64_t recent;       // number of them; 0: all keys are in k_cache and v_cache
 } LlmcPagedAttention;
 
 namespace llmc {
@@ -63,15 +69,27 @@ inline int64_t first_seen(const LlmcPagedAttention& a, int64_t place) {
   return std::max({int64_t{0}, by_window, by_chunk});
 }
 
-// Behind the last key that a query in this place sees, of `all`.
+// Behind the last key that a query in this place sees in k_cache, of `all`.
 inline int64_t end_seen(const LlmcPagedAttention& a, int64_t place, int64_t all) {
-  if (!both_ways(a)) return place + 1;
+  if (!both_ways(a)) return std::max<int64_t>(0, place + 1 - a.recent);
   return a.window == 0 ? all : std::min(all, place + a.window);
 }
 
-// Places of the keys that any of a request's tokens from `first_row` on may see, the last key being in row `rows` - 1.
-inline Keys seen_from(const LlmcPagedAttention& a, const int64_t* tree, int64_t first_row, int64_t rows) {
-  return {first_seen(a, std::max<int64_t>(0, first_row - (tree == nullptr ? 0 : VisibleRows::kReach))), rows};
+// Places of the keys before `end` that any of a request's tokens from `first_row` on may see.
+inline Keys seen_from(const LlmcPagedAttention& a, const int64_t* tree, int64_t first_row, int64_t end) {
+  const int64_t first = first_seen(a, std::max<int64_t>(0, first_row - (tree == nullptr ? 0 : VisibleRows::kReach)));
+  return {first, std::max(first, end)};
+}
+
+// Attention over the newest keys alone.
+inline LlmcPagedAttention of_newest(const LlmcPagedAttention& a) {
+  LlmcPagedAttention newest = a;
+  newest.k_cache = a.recent_k;
+  newest.v_cache = a.recent_v;
+  newest.block_tables = a.recent_tables;
+  newest.window = a.window == 0 ? a.recent : std::min(a.window, a.recent);
+  newest.cache_group = newest.value_group = newest.pinned = newest.recent = 0;
+  return newest;
 }
 
 // The ranges of keys that a tile reads which sees `keys`: first those with pinned keys, then those from its window on.

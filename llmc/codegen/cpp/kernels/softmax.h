@@ -44,6 +44,7 @@ struct ScoreScale {
   const float* const* bias;  // of each row, what the keys 0, 1, … extent - 1 places back get; null: nothing
   int64_t extent;
   const uint64_t* chosen;  // of each row, bit i: it sees the tile's key i; null: it sees all that its place allows
+  int nearer;              // keys between the last that a row sees and its own, its own included; 0: it sees its own
 
   // Whether scores are nothing but multiplied, and so in the same order before.
   bool is_factor() const { return softcap == 0.0f && slopes == nullptr && bias == nullptr && scale > 0.0f; }
@@ -91,7 +92,7 @@ inline Vec bias_of(const float* bias, int64_t extent, int64_t own, int64_t index
 }
 
 // Scales, caps, biases and masks one row's scores of a tile and returns the greatest. Where only a positive factor is
-// needed, the scores stay as they are, and the factor is left for later. A row's own key is the last seen.
+// needed, the scores stay as they are, and the factor is left for later. A row's own key is `nearer` after the last seen.
 inline float prepare_scores(const ScoreScale& by, bool scaled_later, int row, Keys seen, float* scores) {
   Vec greatest = broadcast(kMinusInfinity);
   const bool all = seen.first <= 0 && seen.last >= kAttentionKeys && by.chosen == nullptr;
@@ -101,10 +102,10 @@ inline float prepare_scores(const ScoreScale& by, bool scaled_later, int row, Ke
       x *= by.scale;
       if (by.softcap != 0.0f) x = by.softcap * tanh(x / by.softcap);
       if (by.slopes != nullptr) {
-        const VecInt back = counted(i - static_cast<int>(seen.last - 1));
+        const VecInt back = counted(i - static_cast<int>(seen.last - 1) - by.nearer);
         x = fma(__builtin_convertvector(back, Vec), broadcast(by.slopes[row]), x);
       }
-      if (by.bias != nullptr) x += bias_of(by.bias[row], by.extent, seen.last - 1, i);
+      if (by.bias != nullptr) x += bias_of(by.bias[row], by.extent, seen.last - 1 + by.nearer, i);
     }
     if (!all) x = masked(x, i, seen);
     if (by.chosen != nullptr) x = masked_by(x, i, by.chosen[row]);

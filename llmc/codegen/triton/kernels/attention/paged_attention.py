@@ -46,6 +46,9 @@ _MAX_GRID = 65535
 def supports(node: fx.Node, target: GpuTarget) -> Refusal | None:
     """q and caches of float dtypes, the caches' no wider than q's; head and value dimension to 256, of latents 512."""
     given = arguments_of(node)
+    if given["recent"] is not None:
+        reason = f"the newest {given['recent']} rows are apart from the others, which GPU kernels do not support yet"
+        return Refusal(reason, node)
     is_coded = given["cache_format"] is not None
     found = refuse_dtypes(node, "q") or (None if is_coded else refuse_dtypes(node, "k_cache", "v_cache"))
     found = found or refuse_ranks(node, q=(3,), k_cache=(4,), v_cache=(4,), block_tables=(2,))

@@ -1,0 +1,54 @@
+"""A plain attention over simulated codes, for transformers models: old rows are rounded, the newest are exact."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AttentionInterface
+
+from benchmarks.kv_code_roundings import of_llmc
+from llmc.formats.cache_format import parse_cache_formats
+from tests.end_to_end.logits import Logits
+
+_NAME = "plain_codes"
+
+
+def rounded_logits(model: Any, tokens: list[int], kv_cache: str) -> Logits:
+    """The logits of a model whose queries read all rows but the newest as codes of the form `kv_cache`."""
+    with _attending(model, kv_cache), torch.inference_mode():
+        logits: Logits = model(torch.tensor([tokens])).logits[0].numpy()
+    return logits
+
+
+@contextmanager
+def _attending(model: Any, kv_cache: str) -> Iterator[None]:
+    formats, before = parse_cache_formats(kv_cache), model.config._attn_implementation
+    recent = formats.recent or 0
+    keys, values = of_llmc(str(formats.keys)), of_llmc(str(formats.values))
+
+    def attend(
+        module: Any, query: Tensor, key: Tensor, value: Tensor, _: Tensor | None, scaling: float, **options: Any
+    ) -> tuple[Tensor, None]:
+        q, k, v = query[0], key[0], value[0]
+        group, position = q.shape[0] // k.shape[0], torch.arange(k.shape[1])
+        back = position[:, None] - position[None, :]
+        window = options.get("sliding_window") or k.shape[1]
+        is_near = back < recent
+        if window <= recent:
+            is_near = torch.ones_like(back, dtype=torch.bool)
+        old_k, old_v, k, v = (x.repeat_interleave(group, 0) for x in (keys(k), values(v), k, v))
+        scores = torch.where(is_near, q @ k.mT, q @ old_k.mT) * scaling
+        shares = scores.masked_fill((back < 0) | (back >= window), -torch.inf).softmax(-1)
+        out = (shares * is_near) @ v + (shares * ~is_near) @ old_v
+        return out.transpose(0, 1)[None].contiguous(), None
+
+    AttentionInterface.register(_NAME, attend)
+    model.set_attn_implementation(_NAME)
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(before)
