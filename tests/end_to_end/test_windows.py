@@ -71,7 +71,7 @@ def test_what_windows_hold_is_told(tmp_path: Path) -> None:
     path = tmp_path / "engine.llmc"
     model = tiny_checkpoint("mistral", tmp_path / "model", sliding_window=16)
     program = llmc.build(model, path, max_sequences=2, max_model_len=256, block_size=8).program
-    assert cache_text(program) == "512 B a token, 512 B of it kept by nearest:window=16"
+    assert cache_text(program) == "512 B per token, 512 B of it kept by nearest:window=16"
     first, window = memory_data(program)["cache"]["groups"]
     assert (first["block_bytes"], window) == (0, {"block_bytes": 4096, "blocks": 3, "policy": "nearest:window=16"})
     engine = AsyncEngine(llmc.load(path))
