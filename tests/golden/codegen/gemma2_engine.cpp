@@ -127,6 +127,12 @@ typedef struct {
   LlmcRows chosen;
   int64_t chosen_count;
   int64_t pinned;
+
+
+  const void* recent_k;
+  const void* recent_v;
+  const int32_t* recent_tables;
+  int64_t recent;
 } LlmcPagedAttention;
 typedef struct {
   int64_t tokens, half;
