@@ -38,10 +38,17 @@ class StepRows:
         return StepRows(memory, rank, taking, giving)
 
     def run(self, compute: Compute, step: Step, number: int) -> None:
-        """Run this rank's part of a step. Steps run in the order in which the first rank announced them. number: the
-        step's number in that order.
+        """Run this rank's part of a step. Steps run in the order in which the first rank announced them.
 
         Does nothing if the rows of the rank before do not arrive: a rank is lost, or the first one gave up the step.
+
+        Args:
+            compute: Computes the part, and writes its result to the memory that it is given.
+            step: The step, without the rows of the stage before.
+            number: The step's number in that order.
+
+        Raises:
+            BaseException: `compute` raised it. Only the first rank passes rows on then.
         """
         if self.taking is not None and self.rank:
             if not self.taking.take(number):
@@ -50,14 +57,24 @@ class StepRows:
         output = self._output(step, number)
         try:
             compute(step, output)
-        finally:
-            self.memory.ended(self.rank)[0] = number + 1
-            if self.giving is not None and output is not None:
-                self.giving.give(number, output)
+        except BaseException:
+            # The first rank continues after an interrupt and ignores the step's result, but other ranks wait for its
+            # rows. Those of another rank must not be read: it ends.
+            if self.rank == 0:
+                self._end(number, output)
+            raise
+        self._end(number, output)
 
     def give_logits(self, logits: Callable[[int, int], Logits], first: int, count: int, number: int) -> None:
-        """Give the first rank rows of the last step's logits, as a step of its own number. Only the rank that has them
-        calls `logits`, with the number of the first row and of all."""
+        """Give the first rank rows of the last step's logits, as a step of its own number.
+
+        Args:
+            logits: Returns rows of logits, [count, vocabulary], fp32, from the index of the first and their number.
+                Only the rank that has them calls it.
+            first: Index of the first row.
+            count: Number of rows.
+            number: The number of this transfer in the order of steps.
+        """
         ranks = self.memory.layout.ranks
         if self.giving is not None and ranks.stage_of(self.rank) == ranks.pipeline - 1:
             place = self.memory.logits(number, count)
@@ -70,6 +87,12 @@ class StepRows:
         for end in (self.taking, self.giving):
             if end is not None:
                 end.close()
+
+    def _end(self, number: int, output: Rows | None) -> None:
+        """Count the step as finished, and pass its rows on."""
+        self.memory.ended(self.rank)[0] = number + 1
+        if self.giving is not None and output is not None:
+            self.giving.give(number, output)
 
     def _output(self, step: Step, number: int) -> Rows | None:
         """The destination of the rows that are passed on."""
