@@ -44,8 +44,8 @@ class Settings:
         rank_stall_seconds: Longest time that a rank may keep the others waiting in a step (LLMC_RANK_STALL_SECONDS).
         ptx_instructions: Instructions of a block after which executor="ptx" reports an endless kernel
             (LLMC_PTX_INSTRUCTIONS).
-        rank_devices: The GPU of each rank, as torch numbers them (LLMC_RANK_DEVICES, such as 0,0); None is the GPU of
-            the rank's number.
+        rank_devices: The GPU of each rank of an engine of several, as torch numbers them (LLMC_RANK_DEVICES, such as
+            0,0); None is the GPU of the rank's number.
         run_ahead: Whether a GPU's next step is queued before the last step's tokens are read (LLMC_RUN_AHEAD=1).
     """
 

@@ -35,9 +35,9 @@ def rank_devices(engine: Path, layout: RankLayout, count: int) -> tuple[int, ...
     at = f"LLMC_RANK_DEVICES={','.join(map(str, named))}"
     if len(named) != layout.ranks:
         raise OptionError(
-            f"{at} names the GPUs of {len(named)} ranks, and the engine was built for {_gpus(layout)}",
+            f"{at} names the GPUs of {counted(len(named), 'rank')}, and the engine was built for {_gpus(layout)}",
             at=at,
-            fix=f"name {layout.ranks} GPUs, or unset it: each rank then has the GPU of its number",
+            fix=f"name {counted(layout.ranks, 'GPU')}, or unset it: each rank then has the GPU of its number",
         )
     if max(named) >= count:
         raise TargetError(
@@ -49,16 +49,16 @@ def rank_devices(engine: Path, layout: RankLayout, count: int) -> tuple[int, ...
         own = named[layout.rank_of(stage, 0) : layout.rank_of(stage + 1, 0)]
         if len(set(own)) < len(own):
             raise OptionError(
-                f"{at} names one GPU twice among the {layout.tensor} ranks of stage {stage}",
+                f"{at} names one GPU twice among the {counted(layout.tensor, 'rank')} of stage {stage}",
                 at=at,
                 fix="only ranks of different stages can share a GPU",
             )
     return named
 
 
-def ranks_on_device(devices: tuple[int, ...], rank: int) -> int:
-    """Return the number of ranks on a rank's GPU, which divide its memory."""
-    return devices.count(devices[rank])
+def most_ranks_per_device(devices: tuple[int, ...]) -> int:
+    """Return the number of ranks on the GPU that has the most, which divide its memory. devices: Each rank's GPU."""
+    return max(map(devices.count, devices))
 
 
 def _gpus(layout: RankLayout) -> str:

@@ -11,32 +11,33 @@ from llmc.program import Program
 from llmc.runtime.device.binaries import binaries_for, program_for
 from llmc.runtime.device.device import Device, open_device
 from llmc.runtime.device.memory import memory_of_blocks, plan_stage_memory
-from llmc.runtime.device.rank_devices import rank_devices, ranks_on_device
+from llmc.runtime.device.rank_devices import most_ranks_per_device, rank_devices
 from llmc.runtime.executors.cuda import CudaExecutor
 from llmc.runtime.executors.opening_request import OpeningRequest
 from llmc.runtime.kv_capacity import share_bytes
-from llmc.settings import settings
 
 
 def open_engine(request: OpeningRequest) -> tuple[CudaExecutor, int]:
-    """Open the engine on torch's current device; for several ranks, the executor of the first. Without a given number
-    of blocks, the number that fits.
+    """Open the engine on torch's current device; for several ranks, the executor of the first, on its GPU, which then
+    is the current device. Without a given number of blocks, the number that fits.
 
     Raises TargetError, ToolchainError, OptionError or RankError if it cannot run.
     """
     request.wait_for_weights()
     engine, (kv_cache_bytes, kv_memory, state_cache_bytes) = request.directory, request.room
     device = open_device(engine.path)
-    devices = rank_devices(engine.path, engine.program.layout, torch.cuda.device_count())
-    if settings().rank_devices is not None:
+    layout = engine.program.layout
+    devices = rank_devices(engine.path, layout, torch.cuda.device_count()) if layout.ranks > 1 else (device.index,)
+    if device.index != devices[0]:
         torch.cuda.set_device(devices[0])
         device = open_device(engine.path)
     binaries = binaries_for(engine, device, lambda line: print(f"llmc: {line}", file=sys.stderr))
     if request.blocks is None:
-        # The other GPUs are assumed to have as much free memory as this one.
-        free = torch.cuda.mem_get_info(device.index)[0] // ranks_on_device(devices, 0)
+        # The other GPUs are assumed to have as much free memory as this one, and all ranks get the part of those that
+        # share a GPU with the most others.
+        free = torch.cuda.mem_get_info(device.index)[0] // most_ranks_per_device(devices)
         if kv_memory is not None:
-            kv_cache_bytes = engine.program.layout.ranks * share_bytes(free, kv_memory, kv_cache_bytes)
+            kv_cache_bytes = layout.ranks * share_bytes(free, kv_memory, kv_cache_bytes)
         programs = _stage_programs(engine, device)
         memory = plan_stage_memory(programs, free, kv_cache_bytes, request.beside, state_cache_bytes)
     else:

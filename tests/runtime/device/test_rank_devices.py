@@ -10,7 +10,7 @@ import pytest
 
 from llmc.errors import LlmcError, OptionError, TargetError
 from llmc.program import RankLayout
-from llmc.runtime.device.rank_devices import rank_devices, ranks_on_device
+from llmc.runtime.device.rank_devices import most_ranks_per_device, rank_devices
 from llmc.settings import settings
 
 ENGINE = Path("e.llmc")
@@ -58,14 +58,15 @@ def test_stages_share_gpus_if_that_is_asked_for(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("LLMC_RANK_DEVICES", "1,0,1,0")
     devices = rank_devices(ENGINE, RankLayout(2, 2), 2)
     assert devices == (1, 0, 1, 0)
-    assert [ranks_on_device(devices, rank) for rank in range(4)] == [2] * 4
-    assert ranks_on_device((0, 1), 1) == 1
+    assert most_ranks_per_device(devices) == 2
+    assert most_ranks_per_device((0, 1)) == 1
+    assert most_ranks_per_device((0, 1, 1)) == 2  # Not the first rank's GPU.
 
 
 @pytest.mark.parametrize(
     ("named", "kind", "problem"),
     [
-        ("0", OptionError, "names the GPUs of 1 ranks, and the engine was built for 4 GPUs: 2 stages of 2 ranks"),
+        ("0", OptionError, "names the GPUs of 1 rank, and the engine was built for 4 GPUs: 2 stages of 2 ranks"),
         ("0,1,0,2", TargetError, "names GPU 2, and this process sees 2"),
         ("0,1,1,1", OptionError, "names one GPU twice among the 2 ranks of stage 1"),
     ],
