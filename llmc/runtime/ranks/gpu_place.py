@@ -28,20 +28,33 @@ _LIBRARY_SECONDS = 60.0
 _TURN_SECONDS = 0.01
 
 
-def meet_gpus(rank: int, ranks: int, store: Store, shared: Bytes) -> DevicePlace:
-    """Connect torch's current device with those of all other ranks. Raises RankError for a library that does not
-    answer."""
-    device = torch.device("cuda", torch.cuda.current_device())
+def meet_gpus(rank: int, ranks: int, store: Store, shared: Bytes, device: int | None = None) -> DevicePlace:
+    """Connect this rank's GPU with those of all other ranks of its stage.
+
+    Args:
+        rank: The rank's number in its stage.
+        ranks: Number of ranks of the stage.
+        store: The store through which they meet.
+        shared: Not used: GPUs share memory of their own.
+        device: Index of the GPU; None for torch's current device, which each thread has for itself.
+
+    Returns:
+        The rank's place among the others.
+
+    Raises:
+        RankError: NCCL does not answer, or gives wrong values.
+    """
+    gpu = torch.device("cuda", torch.cuda.current_device() if device is None else device)
     # Without device_id, so that NCCL begins with its first call, after the memory was tested.
     distributed.init_process_group("cpu:gloo,cuda:nccl", store=store, rank=rank, world_size=ranks, timeout=patience())
     host = distributed.new_group(backend="gloo")
     assert isinstance(host, distributed.ProcessGroup)
     is_first = _all(can_have_symmetric_memory(), host)
-    symmetric = symmetric_memory(memory_bytes(ranks), device) if is_first else None
+    symmetric = symmetric_memory(memory_bytes(ranks), gpu) if is_first else None
     has_memory = _all(symmetric is not None, host) and symmetric is not None and _arrives(symmetric, rank, ranks, host)
     if is_first and not has_memory:
         os.environ["NCCL_P2P_DISABLE"] = "1"
-    _check_library(rank, ranks, device)
+    _check_library(rank, ranks, gpu)
     used = symmetric if has_memory else None
     addresses = [0] * ranks if used is None else list(used.addresses)
     lost = None if used is None else used.own[4 * LOST_WORD : 4 * (LOST_WORD + 1)].view(torch.int32)
@@ -49,17 +62,17 @@ def meet_gpus(rank: int, ranks: int, store: Store, shared: Bytes) -> DevicePlace
     def leave() -> None:
         """Kernels look at the word while they wait; NCCL's are aborted."""
         if lost is not None:
-            with torch.cuda.stream(torch.cuda.Stream(device)):
+            with torch.cuda.stream(torch.cuda.Stream(gpu)):
                 lost.fill_(1)
         group = distributed.group.WORLD
         if group is not None:
-            group._get_backend(device).abort()
+            group._get_backend(gpu).abort()
 
     def part() -> None:
         leave()  # The others may have ended unexpectedly: aborting does not wait for them.
         part_from_group()
 
-    return DevicePlace(tables_of(rank, addresses).to(device), has_memory, leave, part, symmetric)
+    return DevicePlace(tables_of(rank, addresses).to(gpu), has_memory, leave, part, symmetric)
 
 
 def _arrives(memory: SymmetricMemory, rank: int, ranks: int, host: distributed.ProcessGroup) -> bool:

@@ -1,5 +1,9 @@
 """Open engines of several ranks with this process as the first rank."""
 
+from functools import partial
+
+import torch
+
 from llmc.engine_format.reader import check_target
 from llmc.runtime.executors.opening_request import OpeningRequest
 from llmc.runtime.ranks.device_ranks import RankedDeviceExecutor
@@ -27,7 +31,9 @@ def open_on_gpus(request: OpeningRequest) -> tuple[RankedDeviceExecutor, int]:
     from llmc.runtime.ranks.gpu_place import meet_gpus
 
     own, blocks = open_engine(request)
-    return _ranked(request)(request.directory, own, blocks, meet_gpus, _FLAGS_BYTES), blocks
+    # Restarts meet on another thread, whose current device is another.
+    meet = partial(meet_gpus, device=torch.cuda.current_device())
+    return _ranked(request)(request.directory, own, blocks, meet, _FLAGS_BYTES), blocks
 
 
 def open_interpreted(request: OpeningRequest) -> tuple[RankedDeviceExecutor, int]:
