@@ -8,6 +8,7 @@ happens without GPUs: the ranks' memory is shared memory, and gloo is the librar
 
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 from typing import TypeVar
@@ -19,7 +20,7 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 from torch.distributed.distributed_c10d import Store
 
 from llmc.engine_format import EngineDirectory
-from llmc.errors import RankError
+from llmc.errors import LlmcError, RankError
 from llmc.program import StepOutput
 from llmc.runtime.device.device_place import DevicePlace
 from llmc.runtime.executors.executor import Chosen, Logits, SideArray
@@ -154,9 +155,30 @@ class RankedDeviceExecutor(Losses):
 
 
 def serve_device_rank(open_own: Callable[[], DeviceExecutor], meet: Meet, channel: Channel, rows: StepRows) -> None:
-    """Run as another rank: open the executor, and execute messages until the other end is closed. Raises LlmcError."""
+    """Run as another rank: open the executor, and execute messages until the other end is closed.
+
+    Args:
+        open_own: Opens the rank's executor.
+        meet: Connects it to the other ranks of its stage.
+        channel: The connection to the first rank, which is told of errors after the executor was opened.
+        rows: The rank's exchange of rows with its neighbours.
+
+    Raises:
+        LlmcError: The executor could not be opened.
+    """
     executor = open_own()
     channel.send({})
+    try:
+        _serve(executor, meet, channel, rows)
+    except LlmcError as error:
+        # An error after another rank was lost is a consequence of that.
+        kind = "gave_up" if rows.memory.lost.any() else "problem"
+        with suppress(OSError):
+            channel.send({kind: f"has failed: {error.problem}"})
+
+
+def _serve(executor: DeviceExecutor, meet: Meet, channel: Channel, rows: StepRows) -> None:
+    """Connect to the ranks of the stage if there are any, and execute messages. Raises LlmcError."""
     if rows.memory.layout.ranks.tensor == 1:
         return _follow(executor, channel, rows)
     message = channel.receive()

@@ -1,4 +1,4 @@
-"""A rank but the first of an engine for GPUs, in its own process."""
+"""A rank other than the first of an engine for GPUs, in its own process."""
 
 import os
 from functools import partial

@@ -174,8 +174,12 @@ class Team:
                 for key, _ in selector.select(_TICK_SECONDS):
                     if self._closing.is_set():
                         return
-                    if not _gave_up(key.data):
+                    message = _last_message(key.data)
+                    if message is None:
                         return self.lose(key.data, key.data.end_in_words())
+                    if "problem" in message:
+                        return self.lose(key.data, message["problem"])
+                    # It gave up, because it has lost the others.
                     selector.unregister(key.fileobj)
                     silent.remove(key.data)
                     self.fail()
@@ -213,12 +217,12 @@ def _ticks(seconds: float) -> int:
     return max(1, round(seconds / _TICK_SECONDS))
 
 
-def _gave_up(member: Member) -> bool:
-    """Whether a rank that still answers reports that it has lost the others, instead of having ended."""
+def _last_message(member: Member) -> Any:
+    """What a rank reports before it ends: its own `problem`, or that it `gave_up`. None if it has ended without."""
     try:
-        return member.channel.receive() is not None
+        return member.channel.receive()
     except OSError:
-        return False
+        return None
 
 
 def end(members: Sequence[Member]) -> None:
