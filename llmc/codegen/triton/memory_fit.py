@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from llmc.errors import OptionError
 from llmc.options import BuildOptions
 from llmc.program import Program, state_bytes
-from llmc.program.step_result import largest_result
+from llmc.program.step_result import largest_result, result_in_words
 from llmc.targets import GpuTarget
 
 # Memory that the driver and the runtime use.
@@ -52,7 +52,8 @@ def check_memory(program: Program, target: GpuTarget, options: BuildOptions) -> 
         raise OptionError(
             f"{_part(program)} needs {_gb(needed)}, and {target.name} has {_gb(target.memory_bytes)}: "
             f"weights {_gb(needs.weights)} + KV cache of {sequences} of {limits.max_model_len} tokens {_gb(cache)} + "
-            f"arena {_gb(needs.arena)} + logits {_gb(needs.logits)} + {pools}{_gb(RESERVED_BYTES)} for the driver",
+            f"arena {_gb(needs.arena)} + {result_in_words(program)} {_gb(needs.logits)} + {pools}"
+            f"{_gb(RESERVED_BYTES)} for the driver",
             at=f"target={target.name}",
             fix=f"{_what_fits(program, target, needs, count)}: lower {lower}max_model_len or max_batch_tokens, choose "
             "kv_dtype or dtype of fewer bytes, more ranks, or a larger GPU",

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from llmc.errors import OptionError, TargetError
 from llmc.program import Program, state_bytes
-from llmc.program.step_result import largest_result
+from llmc.program.step_result import largest_result, result_in_words
 from llmc.runtime.device.inputs import largest_shape
-from llmc.runtime.kv_capacity import cache_bytes, fitting_blocks, wanted_blocks
+from llmc.runtime.kv_capacity import cache_bytes, fitting_blocks, share_bytes, wanted_blocks
 from llmc.runtime.prefix_cache.snapshot_capacity import snapshot_count
 
 # Memory for graphs, the library's own workspaces and fragmentation: a share of the free memory, and a minimum in bytes.
@@ -20,7 +20,7 @@ RESERVED_BYTES = 256 << 20
 class DeviceMemory:
     """Bytes of one rank by purpose. logits: those of a step, or the rows for the next stage. blocks: number of blocks
     of the first group of caches that requests use. Each group has one more block for padding, which counts in `cache`.
-    seats, snapshots: slots of each state, and one more likewise."""
+    seats, snapshots: slots of each state, and one more likewise. result: what `logits` holds, for errors."""
 
     weights: int
     arena: int
@@ -32,6 +32,7 @@ class DeviceMemory:
     state: int
     seats: int
     snapshots: int
+    result: str = "logits"
 
     @property
     def slots(self) -> int:
@@ -54,7 +55,7 @@ class DeviceMemory:
         kept = f" ({self.snapshots} snapshots among them)" if self.snapshots else ""
         states = f"states {_gb(self.states)}{kept} + " if self.state else ""
         return (
-            f"weights {_gb(self.weights)} + arena {_gb(self.arena)} + logits and inputs "
+            f"weights {_gb(self.weights)} + arena {_gb(self.arena)} + {self.result} and inputs "
             f"{_gb(self.logits + self.inputs)} + {adapters}{states}KV cache {_gb(self.cache)} "
             f"({self.blocks} blocks and one for padding) = {_gb(self.fixed + self.cache)}"
         )
@@ -92,7 +93,10 @@ def plan_device_memory(
     room = left if kv_cache_bytes is None else min(left, kv_cache_bytes // program.ranks)
     blocks = fitting_blocks(wanted, room, own_bytes)
     if blocks < per_sequence or left < 0:
-        limit = "" if kv_cache_bytes is None else f" and kv_cache_bytes={kv_cache_bytes}"
+        given = f"kv_cache_bytes={kv_cache_bytes}"
+        if layout.pipeline > 1:
+            given = f"the stage's share of kv_cache_bytes, {kv_cache_bytes}"
+        limit = "" if kv_cache_bytes is None else f" and {given}"
         drafting = "".join(f", and of the drafter {other.arithmetic()}" for other in others)
         needed = memory_of_blocks(program, per_sequence, snapshots).arithmetic()
         raise OptionError(
@@ -111,6 +115,7 @@ def plan_stage_memory(
     kv_cache_bytes: int | None,
     beside: Sequence[Program] = (),
     state_cache_bytes: int | None = None,
+    kv_memory: float | None = None,
 ) -> DeviceMemory:
     """The memory of the first stage, with the number of blocks that every stage holds.
 
@@ -120,16 +125,23 @@ def plan_stage_memory(
         kv_cache_bytes: Bytes of the KV cache of all ranks; None for the remaining bytes of each.
         beside: As in plan_device_memory, on the first rank.
         state_cache_bytes: As in plan_device_memory.
+        kv_memory: The part of each rank's free bytes for its KV cache, instead of kv_cache_bytes.
+
+    Returns:
+        The memory of a rank of the first stage.
 
     Raises:
-        OptionError: One sequence of max_model_len tokens does not fit a stage.
+        OptionError: One sequence of max_model_len tokens does not fit a stage, kv_memory is out of range, or both sizes
+            are given.
     """
     first, *later = stages
     _, per_sequence = wanted_blocks(first, kv_cache_bytes)
     whole = sum(cache_bytes(per_sequence, stage) for stage in stages)
 
     def share(stage: Program) -> int | None:
-        return None if kv_cache_bytes is None else kv_cache_bytes * cache_bytes(per_sequence, stage) // whole
+        if kv_memory is not None:
+            return stage.ranks * share_bytes(free, kv_memory, kv_cache_bytes)
+        return None if kv_cache_bytes is None else max(1, kv_cache_bytes * cache_bytes(per_sequence, stage) // whole)
 
     own = plan_device_memory(first, free, share(first), beside, state_cache_bytes)
     blocks = min([own.blocks, *(plan_device_memory(stage, free, share(stage)).blocks for stage in later)])
@@ -157,6 +169,7 @@ def memory_of_blocks(program: Program, blocks: int, snapshots: int = 0) -> Devic
         state=state_bytes(program.states),
         seats=limits.max_sequences,
         snapshots=snapshots,
+        result=result_in_words(program),
     )
 
 

@@ -14,7 +14,6 @@ from llmc.runtime.device.memory import memory_of_blocks, plan_stage_memory
 from llmc.runtime.device.rank_devices import most_ranks_per_device, rank_devices
 from llmc.runtime.executors.cuda import CudaExecutor
 from llmc.runtime.executors.opening_request import OpeningRequest
-from llmc.runtime.kv_capacity import share_bytes
 
 
 def open_engine(request: OpeningRequest) -> tuple[CudaExecutor, int]:
@@ -36,10 +35,8 @@ def open_engine(request: OpeningRequest) -> tuple[CudaExecutor, int]:
         # The other GPUs are assumed to have as much free memory as this one, and all ranks get the part of those that
         # share a GPU with the most others.
         free = torch.cuda.mem_get_info(device.index)[0] // most_ranks_per_device(devices)
-        if kv_memory is not None:
-            kv_cache_bytes = layout.ranks * share_bytes(free, kv_memory, kv_cache_bytes)
         programs = _stage_programs(engine, device)
-        memory = plan_stage_memory(programs, free, kv_cache_bytes, request.beside, state_cache_bytes)
+        memory = plan_stage_memory(programs, free, kv_cache_bytes, request.beside, state_cache_bytes, kv_memory)
     else:
         memory = memory_of_blocks(binaries.program, request.blocks)
     return CudaExecutor(engine, device, binaries, memory), memory.blocks

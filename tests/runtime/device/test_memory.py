@@ -70,7 +70,13 @@ def test_all_stages_have_the_blocks_that_the_fullest_one_holds() -> None:
     assert memory.logits == LIMITS.max_batch_tokens * 64 * 4
     # A given number of bytes is divided as the layers are: a quarter for the first stage.
     assert plan_stage_memory([first, last], 80 * GB, 500 * 4 * BLOCK_BYTES).blocks == 500
-    with pytest.raises(OptionError, match=r"max_model_len=4096") as error:
+    # A part of each GPU's memory holds fewer blocks of the stage with more layers.
+    assert plan_stage_memory([first, last], 100 * 3 * 600 * BLOCK_BYTES, None, kv_memory=0.01).blocks == 600
+    with pytest.raises(OptionError, match=r"free and the stage's share of kv_cache_bytes, 1\n"):
+        plan_stage_memory([first, last], 80 * GB, 1)
+    with pytest.raises(OptionError, match=r"max_model_len=4096 .* \+ rows for the next stage and inputs "):
+        plan_stage_memory([first, last], RESERVED_BYTES, None)
+    with pytest.raises(OptionError, match=r"max_model_len=4096 .* \+ logits and inputs ") as error:
         plan_stage_memory([first, last], of_last.fixed + RESERVED_BYTES + PER_SEQUENCE * BLOCK_BYTES, None)
     assert error.value.at == "the GPU's memory in stage 1"
 
