@@ -152,7 +152,7 @@ def refuse_stages(options: BuildOptions, target: str) -> None:
     stages = options.pipeline_parallel_size
     if stages > 1:
         raise OptionError(
-            f"engines for {target} do not support pipeline stages yet, so not {stages}",
+            f"engines for {target} do not support pipeline stages",
             at=f"pipeline_parallel_size={stages}",
-            fix=f"build for a CPU, or with tensor_parallel_size={stages * options.tensor_parallel_size}",
+            fix=f"build for a CPU or a GPU, or with tensor_parallel_size={stages * options.tensor_parallel_size}",
         )

@@ -151,7 +151,7 @@ def test_a_model_in_fewer_bits_is_widened_and_it_is_said(tmp_path: Path) -> None
         ({"kv_cache": "int8"}, "have no int8 codes in their caches"),
         ({"tensor_parallel_size": 2}, "have one rank, not 2"),
         ({"speculative": "mtp"}, "have no built-in drafts"),
-        ({"pipeline_parallel_size": 2}, "do not support pipeline stages yet, so not 2"),
+        ({"pipeline_parallel_size": 2}, "do not support pipeline stages"),
     ],
 )
 def test_what_it_cannot_do_is_named(tmp_path: Path, options: dict[str, Any], text: str) -> None:
