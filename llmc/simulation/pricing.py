@@ -47,8 +47,9 @@ def step_seconds(program: Program, layout: RankLayout, machine: Machine, ranks: 
     stages = stages_of(program)
     handed = [launch for launch in program.launches if launch.family == HAND_OVER]
     prices = [_price(stage, program, layout, machine, ranks) for stage in stages]
-    # Rows of GPUs pass through the host's memory.
-    send = hand_over_seconds if machine.target.compiled else machine.joining(layout.ranks).send
+    # Rows of GPUs pass through the host's memory, if all GPUs are in one machine.
+    is_one_host = machine.target.compiled and layout.ranks <= machine.target.links.size
+    send = hand_over_seconds if is_one_host else machine.joining(layout.ranks).send
 
     def seconds(step: StepShape) -> float:
         values = step.values()

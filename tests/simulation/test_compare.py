@@ -71,6 +71,11 @@ def test_rows_between_stages_pass_through_the_host(program_of: ProgramOf) -> Non
     (crossing,) = (launch for launch in program_of(RankLayout(1, 2)).launches if launch.family == HAND_OVER)
     transfer = hand_over_seconds(evaluate_expression(crossing.bytes_moved, step.values()) / 2)
     assert two == pytest.approx(one + transfer)
+    # With more ranks than a machine has GPUs, rows pass over the link between machines.
+    single = replace(H100, links=replace(H100.links, size=1))
+    apart = step_seconds(program_of(RankLayout(1, 2)), RankLayout(1, 2), replace(MACHINE, target=single), 2)(step)
+    sent = H100.links.between.send(evaluate_expression(crossing.bytes_moved, step.values()) / 2)
+    assert apart == pytest.approx(one + sent) and sent != pytest.approx(transfer)
 
 
 def test_every_request_is_served_in_every_division(comparison: Comparison) -> None:
