@@ -132,7 +132,9 @@ class Profiler:
         typical: Callable[[Sequence[float]], float] = statistics.median,
     ) -> None:
         if not isinstance(executor, TimedExecutor):
-            raise EngineFormatError("this engine cannot be timed launch by launch", at=directory.path)
+            raise EngineFormatError(
+                "this engine cannot be timed launch by launch", at=directory.path, fix="profile an engine of one rank"
+            )
         self._directory, self._executor, self._blocks, self._threads = directory, executor, blocks, threads
         self._typical = typical
         self._taken = 0
