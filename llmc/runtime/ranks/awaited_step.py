@@ -9,7 +9,16 @@ _LOOK_SECONDS = 0.25
 
 
 def await_step(team: Team, number: int) -> None:
-    """Wait for the result of the step of that number. Raises RankError for a rank that is lost or stuck."""
+    """Wait for the result of a step.
+
+    Args:
+        team: The other ranks.
+        number: The step's number.
+
+    Raises:
+        RankError: A rank is lost or stopped. A rank whose process takes CPU time is not stopped: one that waits for a
+            kernel does so too.
+    """
     taking, is_there = team.rows.taking, False
     assert taking is not None, "the first rank of several stages takes the result"
     still, before = 0, (0, 0)

@@ -160,7 +160,7 @@ def serve_device_rank(open_own: Callable[[], DeviceExecutor], meet: Meet, channe
     Args:
         open_own: Opens the rank's executor.
         meet: Connects it to the other ranks of its stage.
-        channel: The connection to the first rank, which is told of errors after the executor was opened.
+        channel: The connection to the first rank, which receives errors that occur after the executor was opened.
         rows: The rank's exchange of rows with its neighbours.
 
     Raises:

@@ -52,6 +52,11 @@ class StagedDeviceExecutor(RankedDeviceExecutor):
         await_step(team, number)
         return team.memory.logits(number, count)
 
+    def reopen(self) -> None:
+        """Start the other ranks again after one was lost. Raises RankError."""
+        self._logits = None  # They are in the memory of the ranks before.
+        super().reopen()
+
     def _pass_on(self, step: Step, wanted: StepOutput, choices: RowChoices | None) -> Logits:
         """Run a step in all stages. Returns the memory for the logits of its rows, in which the last stage has put its
         result."""

@@ -35,7 +35,7 @@ def meet_gpus(rank: int, ranks: int, store: Store, shared: Bytes, device: int | 
         rank: The rank's number in its stage.
         ranks: Number of ranks of the stage.
         store: The store through which they meet.
-        shared: Not used: GPUs share memory of their own.
+        shared: Not used, because GPUs share memory of the devices.
         device: Index of the GPU; None for torch's current device, which each thread has for itself.
 
     Returns:

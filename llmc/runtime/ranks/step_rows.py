@@ -59,7 +59,7 @@ class StepRows:
             compute(step, output)
         except BaseException:
             # The first rank continues after an interrupt and ignores the step's result, but other ranks wait for its
-            # rows. Those of another rank must not be read: it ends.
+            # rows. Another rank ends, and its memory holds no result.
             if self.rank == 0:
                 self._end(number, output)
             raise

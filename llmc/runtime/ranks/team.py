@@ -218,7 +218,8 @@ def _ticks(seconds: float) -> int:
 
 
 def _last_message(member: Member) -> Any:
-    """What a rank reports before it ends: its own `problem`, or that it `gave_up`. None if it has ended without."""
+    """Return a rank's report, with `problem` for its own error, or `gave_up` if it has lost others; None if it has
+    ended without a report."""
     try:
         return member.channel.receive()
     except OSError:
