@@ -16,7 +16,7 @@ from llmc.files.typed_json import REBUILD
 from llmc.formats.pruned_part import PrunedPart
 from llmc.formats.quantized_weight import QuantizedWeight
 from llmc.formats.sparse_weight import SparseWeight
-from llmc.program import Program
+from llmc.program import Program, RankLayout
 from llmc.program.joined_program import joined_program
 from llmc.program.program_json import program_from_json
 from llmc.targets import CpuTarget, missing_features
@@ -47,10 +47,17 @@ STAGES = "stages"
 
 @dataclass(frozen=True)
 class EngineDirectory:
-    """A checked engine. executable: the library, graph or program that an executor opens. tensors: the location of each
-    of program.weights, in the same order. programs: for an engine for several GPUs, its programs by file and target;
-    `program` is the first. stages: the program and the library of each pipeline stage; `program` and
-    `executable` are the first's."""
+    """A checked engine.
+
+    Attributes:
+        files: The files of the engine.
+        manifest: The manifest of the engine.
+        program: This stage's program for the first target. The stage is the first, or that of a rank (`of_rank`).
+        executable: The library, graph or program that an executor opens for the stage.
+        tensors: The location of each of program.weights, in the same order.
+        programs: For an engine for several GPUs, the stage's program for each target, with its file.
+        stages: Each pipeline stage, the first included.
+    """
 
     files: EngineFiles
     manifest: Manifest
@@ -67,7 +74,11 @@ class EngineDirectory:
 
     @property
     def whole_programs(self) -> "tuple[TargetProgram, ...]":
-        """The program of all stages for each target, for inspection. file: that of the first stage."""
+        """The program of all stages for each target, for inspection.
+
+        Returns:
+            A program for each target, in the order of `programs`, with the file of its first stage.
+        """
         if len(self.stages) < 2:
             return self.programs
         by_target = zip(*(stage.programs for stage in self.stages), strict=True)
@@ -175,13 +186,12 @@ def _open(path: Path) -> tuple[EngineFiles, Manifest]:
 
 
 def _describe(files: EngineFiles, manifest: Manifest, *, check_machine: bool) -> EngineDirectory:
-    programs = read_programs(files, manifest)
-    program, executable = programs[0].program, _executable(files, manifest)
-    stages = (StageProgram(program, executable, programs), *_further_stages(files, manifest, program))
+    first, *further = _stages(files, manifest)
+    program, executable, programs = first.program, first.executable, first.programs
     tensors = find_weights(files, program)
     if check_machine:
         check_target(files.path, manifest.target)
-    return EngineDirectory(files, manifest, program, executable, tensors, programs, stages)
+    return EngineDirectory(files, manifest, program, executable, tensors, programs, (first, *further))
 
 
 def stage_folder(stage: int) -> str:
@@ -189,24 +199,41 @@ def stage_folder(stage: int) -> str:
     return f"{STAGES}/{stage}/"
 
 
-def _further_stages(files: EngineFiles, manifest: Manifest, first: Program) -> list[StageProgram]:
-    """The stages after the first, each of which continues where the one before ends."""
-    further: list[StageProgram] = []
-    before = first
-    for number in range(1, first.layout.pipeline):
-        folder = stage_folder(number)
+def _stages(files: EngineFiles, manifest: Manifest) -> list[StageProgram]:
+    """The stages, each of which continues where the one before ends, whichever of its targets each runs on."""
+    stages: list[StageProgram] = []
+    layout = RankLayout()
+    width: int | None = None
+    while len(stages) < layout.pipeline:
+        number = len(stages)
+        folder = stage_folder(number) if number else ""
         programs = read_programs(files, manifest, folder)
         program = programs[0].program
-        if (program.layout, program.stage) != (first.layout, number) or program.hidden_width != before.hands_over:
+        if number == 0:
+            layout = program.layout
+        taken = program.hidden_width if width is None else width
+        _check_stage(files, programs, (layout, number, taken, program.hands_over))
+        stages.append(StageProgram(program, _executable(files, manifest, folder), programs))
+        width = program.hands_over
+    return stages
+
+
+def _check_stage(
+    files: EngineFiles, programs: Sequence[TargetProgram], expected: tuple[RankLayout, int, int, int]
+) -> None:
+    """Compare each target's program of a stage. expected: the layout, the number of the stage, and how many numbers per
+    token it takes over and hands over. Raises EngineFormatError."""
+    layout, stage, taken, given = expected
+    for made in programs:
+        program = made.program
+        if (program.layout, program.stage, program.hidden_width, program.hands_over) != expected:
             raise EngineFormatError(
-                f"stage {before.stage} of {first.layout} hands over {before.hands_over} numbers per token; this is "
-                f"stage {program.stage} of {program.layout}, which takes {program.hidden_width}",
-                at=files.path / folder / PROGRAM_NAME,
+                f"stage {stage} of {layout} takes {taken} and hands over {given} numbers per token; this is stage "
+                f"{program.stage} of {program.layout}, which takes {program.hidden_width} and hands over "
+                f"{program.hands_over}",
+                at=files.path / made.file,
                 fix=REBUILD,
             )
-        further.append(StageProgram(program, _executable(files, manifest, folder), programs))
-        before = program
-    return further
 
 
 def read_quantization(files: EngineFiles) -> tuple[QuantizedWeight, ...]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ import pytest
 from llmc.compiler import build
 from llmc.engine_format import read_engine
 from llmc.engine_format.engine_kinds import ExecutorName
+from llmc.engine_format.manifest import content_digest
 from llmc.engine_format.reader import of_rank
 from llmc.errors import EngineFormatError, LlmcError, OptionError, PassError, RankError, UnavailableError
 from llmc.runtime.async_engine import AsyncEngine
@@ -25,7 +28,9 @@ from llmc.runtime.loading import load
 from llmc.runtime.sampling.sampling_params import SamplingParams
 from llmc.tuning.tune import tune
 from tests.cli.command import llmc as command
+from tests.listed_files import file_record
 from tests.runtime.async_clients import listen, request
+from tests.runtime.tiny_engine import copied
 from tests.tiny_models import tiny_checkpoint, tiny_tokens
 
 LIMITS: Any = {
@@ -94,6 +99,24 @@ def test_a_stage_is_compiled_for_another_gpu_from_its_sources(
     assert len(told) == 1 and made.program.stage == 1
     for kernel in made.program.launched_kernels():
         assert (made.directory / kernel.binaries["sm_100"].file).read_bytes().startswith(b"\x7fELF")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("file", ["programs/h100.json", "stages/1/programs/h100.json"])
+def test_every_target_s_program_of_a_stage_is_checked(file: str, staged: Path, tmp_path: Path) -> None:
+    path = copied(staged, tmp_path / "e.llmc")
+    program = json.loads((path / file).read_text(encoding="utf-8"))
+    program["hidden_width"] = 32
+    text = json.dumps(program).encode()
+    (path / file).write_bytes(text)
+    manifest = json.loads((path / "manifest.json").read_text(encoding="utf-8"))
+    manifest["files"][file] = asdict(file_record(text))
+    del manifest["manifest_sha256"]
+    manifest["manifest_sha256"] = content_digest(manifest)
+    (path / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
+    with pytest.raises(EngineFormatError, match=r"this is stage [01] of .*, which takes 32 and hands over") as error:
+        read_engine(path, check_machine=False)
+    assert error.value.at == str(path / file)
 
 
 @pytest.mark.slow
