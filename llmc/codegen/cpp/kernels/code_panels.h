@@ -219,22 +219,21 @@ inline void multiply_eight_steps(Vec factor, const uint8_t* halves, int lane, fl
 template <class Body>
 inline void with_steps(const CodeRecord& record, const Body& body) {
   using std::integral_constant;
-  const auto steps = [&](auto bits, auto least) { body(bits, least); };
   switch (record.step_bits) {
     case 4:
-      return steps(integral_constant<int, 4>{}, integral_constant<int, 0>{});
+      return body(integral_constant<int, 4>{}, integral_constant<int, 0>{});
     case 6:
-      if (record.least_step == 0) return steps(integral_constant<int, 6>{}, integral_constant<int, 0>{});
-      return steps(integral_constant<int, 6>{}, integral_constant<int, -32>{});
+      if (record.least_step == 0) return body(integral_constant<int, 6>{}, integral_constant<int, 0>{});
+      return body(integral_constant<int, 6>{}, integral_constant<int, -32>{});
     case 8:
-      return steps(integral_constant<int, 8>{}, integral_constant<int, -128>{});
+      return body(integral_constant<int, 8>{}, integral_constant<int, -128>{});
     default:
-      return steps(integral_constant<int, 0>{}, integral_constant<int, 0>{});
+      return body(integral_constant<int, 0>{}, integral_constant<int, 0>{});
   }
 }
 
-// Scales and minima of `count` groups of one run, the i-th and following ones, with constants of with_steps. All of a run are decoded together: taken
-// one by one, as scale_and_minimum does, they cost as much time as one token's product.
+// Scales and minima of `count` groups of one run, the i-th and following ones, with constants of with_steps. All of a
+// run are decoded together: taken one by one, as scale_and_minimum does, they cost as much time as one token's product.
 template <int kBits, int kLeast, bool kMinima>
 inline void decode_run(const CodePanels& panels, const uint8_t* header, int64_t i, int64_t count, float* to) {
   constexpr int64_t kStride = LLMC_PANEL * (kMinima ? 2 : 1);

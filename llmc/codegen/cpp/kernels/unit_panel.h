@@ -1,13 +1,14 @@
-// One token's product with a panel of a blocked format: memory limits it, so that nothing is done twice or in passes.
+// One token's product with a panel of a blocked format.
 //
-// Scales and minima of a run are decoded when its codes are multiplied, and all of a row's sums stay in registers. The
-// sums are those of multiply_units, in the same order.
+// Memory bandwidth limits it, so codes are read once, and headers are not decoded in a separate pass: a run's scales
+// and minima are decoded just before its codes are multiplied. All of a row's sums stay in registers. They are those of
+// multiply_units, in the same order.
 #pragma once
 #include "unit_products.h"
 
 namespace llmc {
 
-// The runs of a panel, and what is fetched while one of them is multiplied: the codes kDistance bytes behind. With this
+// The runs of a panel, and what is fetched while one of them is multiplied: the codes kDistance bytes ahead. With this
 // distance one core of a Zen 5 reads codes at 32 GB/s, and with three times the distance at 28.
 class PanelRuns {
  public:
@@ -54,7 +55,7 @@ inline __attribute__((always_inline)) void add_unit(const uint8_t* unit, const f
   for (int i = 0; i < Codes::kGroups; i++, header += Codes::kHeaderFloats, x += Codes::kXPerGroup) {
     VecInt dots[1][kVecs];
 #pragma GCC unroll 4
-    for (int v = 0; v < kVecs; v++) dots[0][v] = VecInt{} + (kTakesZeros && Codes::kIsTable ? 0 : x[0]);
+    for (int v = 0; v < kVecs; v++) dots[0][v] = first_dots<Codes>(x[0]);
     add_quads<Codes>(unit, i * Codes::kQuads, 0, x + 3, dots);
     const Vec scale = broadcast(Terms::scale<1>(x, 0)), less = broadcast(Terms::less<1>(x, 0));
 #pragma GCC unroll 4

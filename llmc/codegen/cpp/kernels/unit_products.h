@@ -60,6 +60,12 @@ constexpr bool kTakesZeros = true;
 constexpr bool kTakesZeros = false;
 #endif
 
+// The first value of the sums of a group. less_zeros: minus a token's sum of codes, times the zero of all weights.
+template <class Codes>
+inline VecInt first_dots(int32_t less_zeros) {
+  return VecInt{} + (kTakesZeros && Codes::kIsTable ? 0 : less_zeros);
+}
+
 // sums[t][v] += the products of kQuads quads, from the first-th of the unit on, with x[quad][token].
 template <class Codes, int kHeight, int kVecs>
 inline __attribute__((always_inline)) void add_quads(const uint8_t* unit, int first, int lane, const int32_t* x,
@@ -120,7 +126,7 @@ void multiply_units(const CodeBlock& block, const int32_t* x, float* sums, bool 
 #pragma GCC unroll 8
         for (int t = 0; t < kHeight; t++)
 #pragma GCC unroll 4
-          for (int v = 0; v < kVecs; v++) dots[t][v] = VecInt{} + (kTakesZeros && Codes::kIsTable ? 0 : of_run[t]);
+          for (int v = 0; v < kVecs; v++) dots[t][v] = first_dots<Codes>(of_run[t]);
         add_quads<Codes>(unit, i * Codes::kQuads, lane, values, dots);
         values += Codes::kQuads * kHeight;
         const bool set = first && group + i == 0;
