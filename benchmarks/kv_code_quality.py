@@ -227,11 +227,21 @@ def _prepared(
     simulation = Simulation(model)
     AttentionInterface.register("coded", simulation.attend)
     model.set_attn_implementation("coded")
-    calibration, text = (tokenizer((DATA / name).read_text()).input_ids for name in ("calibration.txt", "heldout.txt"))
-    prefix = tokenizer("").input_ids
+    calibration, text = (
+        tokenizer((DATA / name).read_text(), add_special_tokens=False).input_ids
+        for name in ("calibration.txt", "heldout.txt")
+    )
+    prefix = special_prefix(tokenizer)
     if any(each.centered for each in candidates):
         simulation.calibrate(windows(calibration, given.length, _CALIBRATION_WINDOWS, prefix))
     return simulation, list(windows(text, given.length, given.windows, prefix))
+
+
+def special_prefix(tokenizer: Any) -> list[int]:
+    """Ids of the special tokens that a tokenizer of transformers puts before a text, without those behind it."""
+    encoded = tokenizer("a", return_special_tokens_mask=True)
+    prefix: list[int] = encoded.input_ids[: encoded.special_tokens_mask.index(0)]
+    return prefix
 
 
 if __name__ == "__main__":

@@ -12,10 +12,10 @@ from tests.cli.command import MODEL
 BOS = 0
 
 
-def write_prefixed_tokenizer(path: Path) -> Tokenizer:
-    """Write its tokenizer.json to a path."""
+def write_prefixed_tokenizer(path: Path, bos: int = BOS) -> Tokenizer:
+    """Write its tokenizer.json to a path. bos: the id of the token before a text."""
     tokenizer = Tokenizer.from_file(str(MODEL / "tokenizer.json"))
-    special = [("<|bos|>", BOS)]
+    special = [("<|bos|>", bos)]
     tokenizer.post_processor = TemplateProcessing("<|bos|> $A", "<|bos|> $A $B", special_tokens=special)
     tokenizer.save(str(path))
     return tokenizer

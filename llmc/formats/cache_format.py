@@ -130,10 +130,11 @@ def _parse_pair(text: str) -> CacheFormats:
 
 
 def _parse_recent(text: str, rows: str) -> int:
-    if rows.isdecimal() and int(rows) > 0:
+    # Ten digits may exceed int32, in which kernels count rows.
+    if rows.isascii() and rows.isdecimal() and len(rows) <= 9 and int(rows) > 0:
         return int(rows)
     raise OptionError(
-        f"recent={rows} is not a number of rows from 1 on",
+        f"recent={rows} is not a whole number from 1 to 999999999",
         at=f"kv_cache={text}",
         fix=f"write the number of newest rows that stay exact at the end, such as {_RECENT}128",
     )

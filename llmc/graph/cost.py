@@ -159,10 +159,11 @@ def _cache_bytes(node: fx.Node, symbols: Mapping[sympy.Symbol, sympy.Symbol]) ->
     if "slot_mapping" in arguments:
         return row * _dimension(arguments["slot_mapping"].meta["val"].shape[0], symbols)
     seen = visible_to(arguments).most
-    read = row * (C if seen is None else sympy.Min(C, seen * R))
+    visible = C if seen is None else sympy.Min(C, seen * R)
     if arguments.get("recent") is None:
-        return read
-    return read + _row_bytes(arguments, *_RECENT_CACHES) * sympy.Min(C, arguments["recent"] * R)
+        return row * visible
+    exact = sympy.Min(visible, arguments["recent"] * R)
+    return row * (visible - exact) + _row_bytes(arguments, *_RECENT_CACHES) * exact
 
 
 def _row_bytes(arguments: Mapping[str, Any], *caches: str) -> int:

@@ -6,9 +6,13 @@ from typing import Any
 
 import pytest
 import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.processors import TemplateProcessing
 from torch.nn.functional import scaled_dot_product_attention
+from transformers import PreTrainedTokenizerFast
 
-from benchmarks.kv_code_quality import attention
+from benchmarks.kv_code_quality import attention, special_prefix
 from benchmarks.kv_code_roundings import CANDIDATES, TILE, Candidate, exact, of_llmc, ranged, variance_normalized
 from tests.seeded_normal import seeded_normal
 
@@ -57,3 +61,12 @@ def test_llmc_rounds_by_ranges_of_groups() -> None:
 
 def test_candidates_are_named_once() -> None:
     assert all(name == each.name for name, each in CANDIDATES.items()) and len(CANDIDATES) > 20
+
+
+def test_special_tokens_behind_a_text_begin_no_window() -> None:
+    of_transformers: Any = PreTrainedTokenizerFast
+    fast = Tokenizer(WordLevel({"a": 0, "<bos>": 1, "<eos>": 2}, unk_token="a"))
+    fast.post_processor = TemplateProcessing("<bos> $A <eos>", special_tokens=[("<bos>", 1), ("<eos>", 2)])
+    assert special_prefix(of_transformers(tokenizer_object=fast)) == [1]
+    fast.post_processor = TemplateProcessing("$A <eos>", special_tokens=[("<eos>", 2)])
+    assert special_prefix(of_transformers(tokenizer_object=fast)) == []

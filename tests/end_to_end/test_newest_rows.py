@@ -15,6 +15,8 @@ from llmc.engine_format.reader import engine_to_run
 from llmc.errors import OptionError
 from llmc.runtime import loading
 from llmc.runtime.engine import Engine
+from tests.cache_policies.keep_less import keep_less
+from tests.cache_policies.sinks_and_recent import SinksAndRecent
 from tests.end_to_end.logits import Logits
 from tests.end_to_end.plain_codes import rounded_logits
 from tests.tiny_models import tiny_checkpoint, tiny_model, tiny_tokens
@@ -75,6 +77,23 @@ def test_logits_are_those_of_simulated_codes(family: str, kv_cache: str, engine_
         assert difference(ours, rounded_logits(model, TOKENS, of_codes)) > WITHOUT
     for chunk in (1, 5):
         assert np.array_equal(logits(path, chunk), ours)
+
+
+@pytest.mark.parametrize("rows", [8, 21, 24, 40])
+def test_pinned_rows_are_read_before_the_window(rows: int, tmp_path: Path) -> None:
+    """A window of 21 rows and 11 pinned ones. Where the newest rows contain the window, the cache has no codes."""
+    model, tokens = tiny_checkpoint("llama", tmp_path / "model"), TOKENS[:100]
+    found = {}
+    for target in ("cpu", "reference"):
+        path = tmp_path / f"{target}.llmc"
+        passes = llmc.passes.extended(keep_less(SinksAndRecent(11, 21)))
+        limits: dict[str, Any] = {"max_batch_tokens": 128, "max_sequences": 4, "max_model_len": 256, "block_size": 8}
+        for kv_cache in (f"int4:head:recent={rows}", "auto"):
+            llmc.build(model, path, target=target, passes=passes, dtype="float32", kv_cache=kv_cache, **limits)
+            with llmc.load(path, threads=1) as engine:
+                found[target, kv_cache == "auto"] = engine.logits(tokens)
+    assert difference(found["cpu", False], found["reference", False]) < SIMULATED
+    assert np.array_equal(found["cpu", False], found["cpu", True]) == (rows >= 21)
 
 
 @pytest.mark.parametrize("family", ["bloom", "gpt_oss", "llama4_text", "mistral"])
@@ -153,11 +172,15 @@ def test_what_newest_rows_hold_is_told(engine_of: Callable[..., Path]) -> None:
 @pytest.mark.parametrize(
     ("kv_cache", "target", "options", "problem"),
     [
-        ("int4:head:recent=0", "cpu", {}, "recent=0 is not a number of rows from 1 on"),
-        ("int4:head:recent=many", "cpu", {}, "recent=many is not a number of rows"),
+        ("int4:head:recent=0", "cpu", {}, "recent=0 is not a whole number from 1 to 999999999"),
+        ("int4:head:recent=many", "cpu", {}, "recent=many is not a whole number"),
         ("auto:recent=128", "cpu", {}, "recent=128 keeps the newest rows exact next to codes, and 'auto' has none"),
         ("bfloat16:recent=128", "cpu", {}, "'bfloat16' has none"),
-        ("int4:recent=128:rotated", "cpu", {}, "recent=128:rotated is not a number of rows"),
+        ("int4:recent=128:rotated", "cpu", {}, "recent=128:rotated is not a whole number"),
+        ("int4:recent=1000000000", "cpu", {}, "recent=1000000000 is not a whole number from 1 to 999999999"),
+        ("int4:recent=-1", "cpu", {}, "recent=-1 is not a whole number"),
+        ("int4:recent=\u0661\u0662", "cpu", {}, "recent=\u0661\u0662 is not a whole number"),
+        pytest.param("int4:recent=" + "9" * 5000, "cpu", {}, "is not a whole number", id="5000 digits"),
         ("int4:head:recent=128", "h100", {}, "the newest 128 rows are apart from the others, which GPU kernels"),
         ("int4:head:recent=128", "onnxruntime", {}, "have no int4:head:recent=128 codes in their caches"),
         (

@@ -60,6 +60,17 @@ def test_a_window_caps_what_attention_reads() -> None:
     assert cost.bytes_moved.subs(values) == 4 * (16 * 2 + 16 * 3 * 2 + 2 * 2 + 1)
 
 
+def test_rows_that_are_read_exactly_are_not_read_as_codes() -> None:
+    graph, _ = llama(layers=1)
+    options = BuildOptions(kv_cache="int8:recent=16", max_model_len=64)
+    cost = node_cost(_only(run_pipeline(graph, serving(), options).graph, ops.paged_attention.default))
+    plain = 4 * (16 * 2 + 2 * 2 + 1)
+    # Two requests. Keys and values of one head: codes of 4 + 2 bytes each, exact rows of 16 bytes each.
+    for context, codes, exact in ((100, 68, 32), (20, 0, 20)):
+        values = {T: 2, R: 2, C: context, A: context}
+        assert cost.bytes_moved.subs(values) == plain + 2 * 6 * codes + 2 * 16 * exact
+
+
 def test_an_embedding_moves_only_the_rows_looked_up() -> None:
     graph, _ = llama(layers=1)
     cost = node_cost(_only(graph, ops.embedding.default))

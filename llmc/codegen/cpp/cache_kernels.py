@@ -132,9 +132,13 @@ def _refuse_recent(node: fx.Node) -> Refusal | None:
     if arguments.get("recent") is None:
         return None
     if arguments["cache_format"] is None:
-        return Refusal(f"the newest {arguments['recent']} rows are apart from rows that are not in codes", node)
+        return Refusal(f"recent={arguments['recent']} needs caches of codes, and this one has none", node)
     if arguments["chunk"] is not None and arguments["pinned"] is not None:
         return Refusal("the newest rows are apart, and both a chunk and pinned rows say which are seen", node)
+    recent, window = arguments["recent"], arguments["window"]
+    if arguments["pinned"] is not None and window is not None and window < recent:
+        reason = f"pinned rows between the window of {window} and the newest {recent} would be in neither cache"
+        return Refusal(reason, node)
     return refuse_dtypes(node, ("recent_k", "recent_v"))
 
 

@@ -47,16 +47,18 @@ def calibration_sequences(
     length = min(options.calibration_length, graph.info.max_positions or options.calibration_length)
     wanted = (options.calibration_sequences + more) * length
     ids, prefix = _ids(path, data, wanted)
-    if len(ids) < min(wanted, _LEAST_TOKENS):
+    read = np.concatenate((prefix, ids))
+    if len(read) < min(wanted, _LEAST_TOKENS):
         raise OptionError(
-            f"the calibration text is too short: {len(ids)} tokens, fewer than {min(wanted, _LEAST_TOKENS)}",
+            f"the calibration text is too short: {len(read)} tokens, fewer than {min(wanted, _LEAST_TOKENS)}",
             at=path,
             fix="name a longer text; some 8,000 tokens are usual",
         )
-    if ids.min() < 0 or ids.max() >= graph.info.vocab_size:
+    least, most = int(read.min()), int(read.max())
+    if least < 0 or most >= graph.info.vocab_size:
         raise OptionError(
-            f"token id {int(ids.max() if ids.max() >= graph.info.vocab_size else ids.min())} is not in the vocabulary "
-            f"of {graph.info.vocab_size}",
+            f"token id {most if most >= graph.info.vocab_size else least} is not in the vocabulary of "
+            f"{graph.info.vocab_size}",
             at=path,
             fix="tokenize the text with this model's tokenizer",
         )
@@ -126,6 +128,7 @@ def _ids(path: Path, data: ModelData, wanted: int) -> tuple[Ids, Ids]:
 
     tokenizer = Tokenizer.from_file(str(data.tokenizer))
     tokenizer.no_truncation()
+    tokenizer.no_padding()
     # No token is longer than 32 characters on average, so that a whole library is not tokenized for a few thousand.
     encoded = tokenizer.encode(content[: 32 * wanted])
     ids, mask = np.asarray(encoded.ids, dtype=np.int64), encoded.special_tokens_mask

@@ -7,7 +7,8 @@ rewrite per layer. Scales are computed when keys and values are written, so that
 never changes; attention's kernels read codes. A `rotated` format has
     kv_write(rotate_heads(k), rotate_heads(v), …);  rotate_heads(paged_attention(rotate_heads(q), …))
 instead: scores are the same, and a head's channels share outliers.
-With `:recent=N` the caches of a layer's newest rows stay as they are, and their keys and values are rotated as well.
+With `:recent=N` the caches of a layer's newest rows stay as they are, and their keys and values are rotated as well. A
+layer that reads no older rows, except pinned ones, has no second pair of caches, and its only pair gets no codes.
 Must have: paged caches, with heads that the format's groups divide. Numerics: lossy.
 """
 
@@ -22,6 +23,7 @@ from llmc.errors import OptionError
 from llmc.formats.cache_format import CacheFormats, parse_cache_formats
 from llmc.graph.call_arguments import call_arguments
 from llmc.graph.model_graph import CacheSpec, ModelGraph
+from llmc.graph.refusal import Refusal
 from llmc.graph.stage import Stage
 from llmc.options import BuildOptions
 from llmc.passes.rewrite import GraphPass, Numerics
@@ -40,7 +42,11 @@ def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
         if spec.format is not None:
             continue
         pair = [inputs[f"kv_cache_{spec.layer}_{part}"] for part in "kv"]
-        if _stays_exact(pair[0], format):
+        if _holds_newest_rows(pair[0]):
+            continue
+        refusal = _refusal(pair[0], format)
+        if refusal is not None:
+            log.refuse(refusal)
             continue
         check_heads(spec.layer, spec.head_dim, spec.value_dim, format)
         log.step(f"{pair[0].name} + {pair[1].name} to {format}", *pair)
@@ -67,13 +73,20 @@ def _of_whole_heads(format: CacheFormats) -> CacheFormats:
     return replace(format, keys=replace(format.keys, group=None), values=replace(format.values, group=None))
 
 
-def _stays_exact(keys: fx.Node, format: CacheFormats) -> bool:
-    """Whether a cache of keys gets no codes: one that chooses keys, since which keys are seen at all would change; one
-    of newest rows; and with `recent`, one whose layer reads no older rows and has no second cache therefore."""
+def _holds_newest_rows(keys: fx.Node) -> bool:
+    """Whether this cache of keys holds the newest rows of a layer whose other rows are codes."""
+    return any(call_arguments(user)["recent_k"] is keys for user in keys.users if user.target is _ATTENTION)
+
+
+def _refusal(keys: fx.Node, format: CacheFormats) -> Refusal | None:
+    """Say why a layer's caches of keys and values stay exact; None if they become codes."""
     if any(user.target is torch.ops.llmc.paged_choose_keys.default for user in keys.users):
-        return True
-    recent = [call_arguments(user)["recent_k"] for user in keys.users if user.target is _ATTENTION]
-    return keys in recent or (format.recent is not None and None in recent)
+        return Refusal("its keys choose which rows attention reads, and codes would choose others", keys)
+    reads = [user for user in keys.users if user.target is _ATTENTION]
+    if format.recent is None or all(call_arguments(user)["recent_k"] is not None for user in reads):
+        return None
+    reason = f"its layer reads no row older than the newest {format.recent}, except pinned ones"
+    return Refusal(reason, keys, is_asked=True)
 
 
 def _quantize(graph: ModelGraph, spec: CacheSpec, format: CacheFormats, pair: list[fx.Node]) -> None:

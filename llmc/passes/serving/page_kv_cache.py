@@ -7,8 +7,8 @@
                                           paged_choose_keys(q, weights, kv_cache_i_k, kv_cache_i_v, …, n, tree_masks)
 A layer whose cache keeps less than the whole sequence (docs/cache-policy.md) reads slot_mapping_g and block_tables_g
 instead; if its rows are not positions, also context_lens_g.
-With `kv_cache=FORMAT:recent=N`, a layer that reads rows further back also writes k and v to a second pair of caches, in
-a group that keeps the nearest N rows, and paged_attention reads the last N rows there.
+With `kv_cache=FORMAT:recent=N`, a layer that reads older rows, other than pinned ones, also writes k and v to a second
+pair of caches, in a group that keeps the nearest N rows, and paged_attention reads the last N rows there.
 The first rewrite declares the step's inputs and narrows ids and positions to int32; each attention is one more.
 Must have: keys and values of exactly the step's tokens. Every attention must be paged, or the build fails, unless
 allow_fallback names paged_attention: such a graph is right for one whole sequence a step only.
@@ -172,10 +172,12 @@ def _policy(graph: ModelGraph, node: fx.Node, options: BuildOptions) -> CachePol
 
 
 def _recent(graph: ModelGraph, node: fx.Node, options: BuildOptions) -> Nearest | None:
-    """The policy of a layer's newest rows, which kv_cache keeps in addition to the codes; None for a layer without."""
+    """The policy of a layer's newest rows, which kv_cache keeps in addition to the codes.
+
+    None for a layer without. One that reads no older rows, except pinned ones, has only exact rows."""
     rows = None if options.kv_cache == "auto" else parse_cache_formats(options.kv_cache).recent
-    most = _policy(graph, node, options).visible.most
-    return None if rows is None or (most is not None and most <= rows) else Nearest(rows)
+    limits = (_policy(graph, node, options).visible.near, options.max_model_len or graph.info.max_positions)
+    return None if rows is None or any(limit and limit <= rows for limit in limits) else Nearest(rows)
 
 
 def _step(graph: ModelGraph, group: int) -> tuple[fx.Node | None, ...]:

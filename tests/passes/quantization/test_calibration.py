@@ -59,6 +59,26 @@ def test_each_sequence_of_a_text_begins_as_a_prompt_does(tmp_path: Path) -> None
     assert torch.cat([part[1:] for part in sequences]).tolist() == ids[1:]
 
 
+def test_special_tokens_before_a_text_are_of_the_vocabulary(tmp_path: Path) -> None:
+    path = tmp_path / "tokenizer.json"
+    ids = write_prefixed_tokenizer(path, bos=5000).encode("ab " * 600).ids
+    (tmp_path / "text.txt").write_text("ab " * 600)
+    with pytest.raises(OptionError, match="token id 5000 is not in the vocabulary of 5000"):
+        _sequences(tmp_path / "text.txt", path, 5000)
+    assert max(ids[1:]) < 5000
+
+
+def test_padding_is_no_prefix(tmp_path: Path) -> None:
+    path, text = tmp_path / "tokenizer.json", "ab " * 600
+    tokenizer = write_prefixed_tokenizer(path)
+    ids = tokenizer.encode(text).ids
+    tokenizer.enable_padding(direction="left", length=len(ids) + 100)
+    tokenizer.save(str(path))
+    (tmp_path / "text.txt").write_text(text)
+    sequences = _sequences(tmp_path / "text.txt", path, max(ids) + 1)
+    assert [*sequences[0][:1], *torch.cat([part[1:] for part in sequences])] == ids
+
+
 @pytest.mark.parametrize(("token", "name"), [(96, "96"), (-1, "-1"), (50_000, "50000")])
 def test_names_an_id_beyond_the_vocabulary(token: int, name: str, tmp_path: Path) -> None:
     ids = _IDS.copy()

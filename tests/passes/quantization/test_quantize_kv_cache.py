@@ -57,3 +57,15 @@ def test_refuses_groups_that_do_not_divide_values() -> None:
     with pytest.raises(OptionError, match="values of layer 0 have 16 channels, which int4:g32 does not") as caught:
         optimized("", kv_cache="int8/int4")
     assert caught.value.fix == "give each head one scale: kv_cache=int8/int4:head"
+
+
+@pytest.mark.parametrize(("rows", "pairs"), [(63, 2), (64, 1), (100, 1)])
+def test_layers_that_read_no_older_rows_have_no_codes(rows: int, pairs: int) -> None:
+    """The reason is given for each of them, once."""
+    result = optimized("", kv_cache=f"int8:recent={rows}", max_model_len=64)
+    layers = {cache.layer for cache in result.graph.caches}
+    reasons = [refusal.reason for record in result.records for refusal in record.refusals if "older" in refusal.reason]
+    own = len(layers) // pairs
+    expected = [] if pairs == 2 else [f"its layer reads no row older than the newest {rows}, except pinned ones"] * own
+    assert reasons == expected
+    assert [cache.format is None for cache in result.graph.caches] == ([False, True] if pairs == 2 else [True]) * own

@@ -71,6 +71,21 @@ def test_keeps_what_a_policy_says(policy: CachePolicy) -> None:
         torch.testing.assert_close(logits, expected)
 
 
+@pytest.mark.parametrize(
+    ("rows", "longest", "kept"),
+    [(12, 64, ["sinks_and_recent:sinks=9,recent=13", "nearest:window=12"])]
+    + [(rows, 64, ["sinks_and_recent:sinks=9,recent=13"]) for rows in (13, 16, 22, 64)]
+    + [(12, 12, ["sinks_and_recent:sinks=9,recent=13"])],
+)
+def test_a_layer_without_older_rows_has_one_pair_of_caches(rows: int, longest: int, kept: list[str]) -> None:
+    """Pinned rows are no older rows: where the newest ones contain the window, they stay exact with them."""
+    graph, _ = _windowed(None, str(SinksAndRecent(9, 13)))
+    options = BuildOptions(block_size=8, kv_cache=f"int8:recent={rows}", max_model_len=longest)
+    result = run_pipeline(graph, (page_kv_cache,), options).graph
+    assert [str(policy) for policy in result.policies] == kept
+    assert len(result.caches) == len(kept)
+
+
 @pytest.mark.parametrize("window", [0, -3])
 def test_refuses_windows_in_which_nothing_is_seen(window: int) -> None:
     graph, _ = _windowed(window)

@@ -9,12 +9,15 @@ from typing import Any
 import pytest
 import torch
 
+from llmc.codegen.cpp.kernel_table import KERNELS
 from llmc.formats.cache_format import parse_cache_formats
+from llmc.graph.call_arguments import call_arguments
 from llmc.targets import CpuTarget
 from tests.codegen.cpp.kernels.test_tree_attention import chain_of
 from tests.codegen.cpp.paged_batch import paged_batch
 from tests.codegen.cpp.runnable_targets import CODED
 from tests.codegen.cpp.tree_batch import random_case, with_trees
+from tests.passes.quantization.quantizing import optimized
 
 targets = pytest.mark.parametrize("target", CODED)
 dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["f32", "bf16"])
@@ -51,6 +54,8 @@ def test_newest_rows_may_have_another_dtype(target: CpuTarget, activations: torc
     "options",
     [
         {"window": 50},
+        {"window": 9},
+        {"window": 40, "pinned": 7},
         {"window": 50, "pinned": 7},
         {"pinned": 70, "window": 41},
         {"chunk": 30},
@@ -108,10 +113,10 @@ def test_nodes_of_trees_have_the_bits_of_their_path(target: CpuTarget, seed: int
     batch, trees = random_case(seed)
     draw = random.Random(seed)
     format, count = parse_cache_formats(draw.choice(["int8:head", "int4:g8", "fp8:head"])), draw.choice([1, 5, 64, 90])
-    if batch.window is not None and batch.window <= count:
-        count = 2
     if batch.chunk is not None:
         batch = replace(batch, pinned=None)
+    if batch.pinned is not None and batch.window is not None:
+        count = min(count, batch.window)
     actual = with_trees(batch.apart(format, count), trees).run(target)
     tolerance = 1e-2 if torch.bfloat16 in (batch.q.dtype, batch.k_cache.dtype) else 1e-5
     expected = with_trees(batch.apart(format, count), trees).expected()
@@ -121,3 +126,24 @@ def test_nodes_of_trees_have_the_bits_of_their_path(target: CpuTarget, seed: int
         for node in range(len(tree)):
             alone = chain_of(batch, request, tree, node).apart(format, count).run(target)
             assert torch.equal(actual[begin + 1 + node : begin + 2 + node], alone), (request, node)
+
+
+@targets
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"window": 8, "pinned": 3}, None),
+        ({"window": 7}, None),
+        ({"window": 7, "pinned": 3}, "pinned rows between the window of 7 and the newest 8 would be in neither cache"),
+        ({"chunk": 7, "pinned": 3}, "the newest rows are apart, and both a chunk and pinned rows say which are seen"),
+    ],
+    ids=str,
+)
+def test_rows_that_neither_cache_would_show_are_refused(
+    target: CpuTarget, changes: dict[str, Any], reason: str | None
+) -> None:
+    graph = optimized("", kv_cache="int8:recent=8", max_model_len=64).graph
+    node = next(iter(graph.graph.find_nodes(op="call_function", target=torch.ops.llmc.paged_attention.default)))
+    node.args, node.kwargs = tuple((call_arguments(node) | changes).values()), {}
+    refusal = KERNELS[node.target].refusal(node, target)
+    assert (refusal and refusal.reason) == reason
