@@ -51,7 +51,7 @@ def test_hits_forks_preemption_and_drafts_equal_a_cold_run(model_type: str, tmp_
         with llmc.load(path, speculation=given, kv_cache_bytes=24 * block_bytes) as drafting:
             speculation = drafting.loop.speculation
             assert speculation is not None
-            speculation._gate = Open(40)
+            speculation._gate = Open(speculation._gate.most)
             for _ in range(2):
                 assert bits(drafting, prompts, params) == cold
             assert given["method"] == "ngram" or speculation.stats.drafts > 0
