@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from llmc.runtime.engine import Engine
 from tests.cache_policies.every_other_block import EveryOtherBlock
 from tests.cache_policies.keep_less import keep_less
 from tests.cache_policies.sinks_and_recent import SinksAndRecent
+from tests.end_to_end.company import assert_alike, least_cache_bytes
 from tests.end_to_end.logits import Logits, assert_close
 from tests.tiny_models import tiny_checkpoint, tiny_model, tiny_tokens
 
@@ -102,17 +103,8 @@ def test_bits_are_the_same_in_any_company(
         assert answers(engine) == expected
         assert engine.loop.scheduler.prefix_cache.hits > hits, "no prefix was found"
         assert not engine.loop.scheduler.preemptions, "the pool was made for as many"
-    others: list[Mapping[str, Any]] = [
-        {"max_step_tokens": 5, "threads": 2, "prefix_cache": False},
-        {"speculation": {"method": "lookahead"}},
-        {"speculation": {"method": "ngram", "num_speculative_tokens": 4}},
-    ]
-    for options in others:
-        with llmc.load(path, **options) as engine:
-            assert answers(engine) == expected, options
-    with pytest.raises(llmc.LlmcError, match="one sequence of max_model_len") as caught:
-        llmc.load(path, kv_cache_bytes=1)
-    with llmc.load(path, kv_cache_bytes=int(caught.value.problem.rsplit(" ", 1)[-1])) as engine:
+    assert_alike(path, answers, expected)
+    with llmc.load(path, kv_cache_bytes=least_cache_bytes(path)) as engine:
         assert answers(engine) == expected
         assert engine.loop.scheduler.preemptions and not engine.loop.groups[0].pool.used
     if not policy.drops_rows:

@@ -17,6 +17,7 @@ from llmc.runtime import loading
 from llmc.runtime.engine import Engine
 from tests.cache_policies.keep_less import keep_less
 from tests.cache_policies.sinks_and_recent import SinksAndRecent
+from tests.end_to_end.company import assert_alike, least_cache_bytes
 from tests.end_to_end.logits import Logits
 from tests.end_to_end.plain_codes import rounded_logits
 from tests.tiny_models import tiny_checkpoint, tiny_model, tiny_tokens
@@ -137,17 +138,8 @@ def test_bits_are_the_same_in_any_company(
         assert engine.loop.scheduler.prefix_cache.hits > hits, "no prefix was found"
         assert [str(group.built) for group in engine.loop.groups] == groups
         assert all(group.pool.count < engine.loop.pool.count and not group.pool.used for group in engine.loop.groups)
-    others: list[Mapping[str, Any]] = [
-        {"max_step_tokens": 5, "threads": 2, "prefix_cache": False},
-        {"speculation": {"method": "lookahead"}},
-        {"speculation": {"method": "ngram", "num_speculative_tokens": 4}},
-    ]
-    for options in others:
-        with llmc.load(path, **options) as engine:
-            assert answers(engine) == expected, options
-    with pytest.raises(llmc.LlmcError, match="one sequence of max_model_len") as caught:
-        llmc.load(path, kv_cache_bytes=1)
-    tight = int(caught.value.problem.rsplit(" ", 1)[-1])
+    assert_alike(path, answers, expected)
+    tight = least_cache_bytes(path)
     tiers: list[Mapping[str, Any]] = [{}, {"kv_offloading_size": "4MB"}]
     for tier in tiers:
         with llmc.load(path, kv_cache_bytes=tight, **tier) as engine:

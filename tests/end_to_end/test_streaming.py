@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from llmc.architectures.tiny_config import tiny_architecture
 from llmc.errors import LlmcError, OptionError
 from llmc.program import Streaming
 from llmc.runtime.engine import Engine
+from tests.end_to_end.company import assert_alike, least_cache_bytes
 from tests.end_to_end.logits import assert_close
 from tests.end_to_end.streaming_reference import streamed_logits
 from tests.end_to_end.test_kv_compression import built, model
@@ -55,17 +56,8 @@ def test_bits_are_the_same_in_any_company(built: Callable[..., Path]) -> None:
     with llmc.load(path, threads=1) as engine:
         expected = said(engine)
         assert said(engine) == expected and engine.loop.scheduler.prefix_cache.hits
-    others: list[Mapping[str, Any]] = [
-        {"max_step_tokens": 5, "threads": 2, "prefix_cache": False},
-        {"speculation": {"method": "lookahead"}},
-        {"speculation": {"method": "ngram", "num_speculative_tokens": 4}},
-    ]
-    for options in others:
-        with llmc.load(path, **options) as engine:
-            assert said(engine) == expected, options
-    with pytest.raises(LlmcError, match="one sequence of max_model_len") as caught:
-        llmc.load(path, kv_cache_bytes=1)
-    least = int(caught.value.problem.rsplit(" ", 1)[-1])
+    assert_alike(path, said, expected)
+    least = least_cache_bytes(path)
     for size in (None, "100MB"):
         with llmc.load(path, kv_cache_bytes=least, kv_offloading_size=size) as engine:
             assert said(engine) == expected

@@ -6,13 +6,12 @@ the next stage. The last stage chooses tokens, or returns logits if a request ne
 
 from functools import partial
 
-from llmc.engine_format import EngineDirectory
 from llmc.program import StepOutput
 from llmc.runtime.executors.executor import Chosen, Logits
 from llmc.runtime.loop.step import Step
 from llmc.runtime.ranks.awaited_step import await_step
-from llmc.runtime.ranks.device_part import DeviceExecutor, compute_part, taken_chosen
-from llmc.runtime.ranks.device_ranks import Meet, RankedDeviceExecutor
+from llmc.runtime.ranks.device_part import compute_part, taken_chosen
+from llmc.runtime.ranks.device_ranks import RankedDeviceExecutor
 from llmc.runtime.ranks.step_rows import Compute
 from llmc.runtime.sampling.row_choice import RowChoices
 
@@ -20,18 +19,8 @@ from llmc.runtime.sampling.row_choice import RowChoices
 class StagedDeviceExecutor(RankedDeviceExecutor):
     """A RankedDeviceExecutor whose layers are divided into stages. Steps have numbers, by which ranks find rows."""
 
-    def __init__(
-        self,
-        engine: EngineDirectory,
-        own: DeviceExecutor,
-        blocks: int,
-        meet: Meet,
-        shared_bytes: int,
-        executor: str | None = None,
-    ) -> None:
-        self._number = 0
-        self._logits: Logits | None = None
-        super().__init__(engine, own, blocks, meet, shared_bytes, executor)
+    _number: int = 0  # of the last step
+    _logits: Logits | None = None
 
     def step(self, step: Step) -> Logits:
         """Run a step on all ranks, stage by stage. Raises RankError as RankedDeviceExecutor."""

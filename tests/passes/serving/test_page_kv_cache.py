@@ -78,7 +78,7 @@ def test_keeps_what_a_policy_says(policy: CachePolicy) -> None:
     + [(12, 12, ["sinks_and_recent:sinks=9,recent=13"])],
 )
 def test_a_layer_without_older_rows_has_one_pair_of_caches(rows: int, longest: int, kept: list[str]) -> None:
-    """Pinned rows are no older rows: where the newest ones contain the window, they stay exact with them."""
+    """If the newest rows include the window, a layer reads only these and pinned rows, and all of them stay exact."""
     graph, _ = _windowed(None, str(SinksAndRecent(9, 13)))
     options = BuildOptions(block_size=8, kv_cache=f"int8:recent={rows}", max_model_len=longest)
     result = run_pipeline(graph, (page_kv_cache,), options).graph
