@@ -205,12 +205,18 @@ def gguf_file(python: str, kind: str, model: Path, directory: Path) -> Path:
 
 
 def build_engine(
-    model: Path, engine: Path, quantize: str | None, max_model_len: int = 8192, kv_cache: str = "auto"
+    model: Path,
+    engine: Path,
+    quantize: str | None,
+    max_model_len: int = 8192,
+    kv_cache: str = "auto",
+    kv_compression: str | None = None,
 ) -> dict[str, float]:
     """Build in a process of its own; seconds, and the process's peak resident bytes beside the checkpoint's size."""
     command = [sys.executable, "-m", "llmc", "build", str(model), "-o", str(engine), "--force"]
     command += ["--max-model-len", str(max_model_len), "--kv-cache", kv_cache]
     command += [] if quantize is None else ["--quantize", quantize]
+    command += [] if kv_compression is None else ["--kv-compression", kv_compression]
     start = time.perf_counter()
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     seconds = time.perf_counter() - start

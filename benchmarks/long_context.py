@@ -2,16 +2,19 @@
 
     python -m benchmarks.long_context --llama-cpp-python /path/to/other/venv/bin/python --json results.json
     python -m benchmarks.long_context --contexts 512 8192 --formats auto int8 int4 int4:g32 --rounds 3
+    python -m benchmarks.long_context --contexts 8192 --formats auto --kv-compression snapkv:share=25
 
 Random weights. Each round asks every contestant in turn, in a process of its own, for one prompt: the time of its
 prefill, then of some decode steps behind it. llama.cpp runs with flash attention and a 16-bit cache. The table says
-what is left at a context of the speed at the first one, and llmc's ratio to llama.cpp.
+what is left at a context of the speed at the first one, and llmc's ratio to llama.cpp. Policies of --kv-compression
+are built with the first format; a second table compares what they gain with what the bytes of a step predict.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import re
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
@@ -27,6 +30,12 @@ from rich.table import Table
 from benchmarks.contestants.protocol import ContestantProcess
 from benchmarks.llama_1b import build_engine, gguf_file, machine, write
 from benchmarks.random_checkpoint import write_checkpoint
+from llmc.engine_format import read_engine
+from llmc.prediction.cost_expression import evaluate_expression
+from llmc.prediction.launch_cost import launch_costs
+from llmc.prediction.step_shape import StepShape
+from llmc.program import Program
+from llmc.program.compression import parse_compression
 
 SHAPE, SCHEME = "llama-3.2-1b", "w4a8"
 PEER = "llama.cpp Q4_0"
@@ -47,17 +56,30 @@ class Times:
 Results = dict[str, dict[int, Times]]
 
 
+@dataclass(frozen=True)
+class Engine:
+    """An engine of ours: its name in the tables, the format of its cache, its policy, and where it lies."""
+
+    name: str
+    format: str
+    compression: str | None
+    path: Path
+
+
 def main() -> None:
     """Build what is missing, measure, print a table after each context."""
     arguments = parse_arguments()
     console = Console()
     results: Results = {}
+    engines = engines_of(arguments)
     with ExitStack() as stack:
-        contestants = [stack.enter_context(contestant) for contestant in start_contestants(arguments)]
+        contestants = [stack.enter_context(contestant) for contestant in start_contestants(arguments, engines)]
         for context in arguments.contexts:
             measure(contestants, context, arguments.rounds, arguments.steps, results)
             write(record(arguments, results), arguments.json)
             console.print(table(results, context, arguments.contexts[0]))
+            if arguments.kv_compression:
+                console.print(gains_table(engines, results, context))
     console.print(machine(arguments.threads))
     console.print(f"reproduce: {sys.executable} -m benchmarks.long_context {shlex.join(sys.argv[1:])}", highlight=False)
 
@@ -66,6 +88,7 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--contexts", type=int, nargs="+", default=[512, 8192, 32768])
     parser.add_argument("--formats", nargs="+", default=["auto", "int8", "int4"], help="of --kv-cache")
+    parser.add_argument("--kv-compression", nargs="+", default=[], metavar="POLICY", help="a further engine of each")
     parser.add_argument("--steps", type=int, default=16, help="decode steps behind each prompt")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
@@ -75,18 +98,30 @@ def parse_arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def start_contestants(arguments: argparse.Namespace) -> Iterator[ContestantProcess]:
-    """Start an engine for each format, then llama.cpp; each loads its model now and then waits."""
+def engines_of(arguments: argparse.Namespace) -> list[Engine]:
+    """An engine of each format, then one of each policy in the first format."""
+    longest = max(arguments.contexts) + arguments.steps + 16
+    kinds = [(format, None) for format in arguments.formats]
+    kinds += [(arguments.formats[0], policy) for policy in arguments.kv_compression]
+    made = list[Engine]()
+    for format, policy in kinds:
+        name = format if policy is None else f"{format}, {policy}"
+        file = re.sub("[^a-z0-9.]+", "-", f"{SHAPE}-{SCHEME}-{name}-{longest}")
+        made.append(Engine(f"llmc {name}", format, policy, arguments.directory / f"{file}.llmc"))
+    return made
+
+
+def start_contestants(arguments: argparse.Namespace, engines: Sequence[Engine]) -> Iterator[ContestantProcess]:
+    """Start every engine, then llama.cpp; each loads its model now and then waits. Build engines that are missing."""
     model = write_checkpoint(SHAPE, arguments.directory / SHAPE)
     threads = ["--threads", str(arguments.threads)]
     environment = {**os.environ, "OMP_NUM_THREADS": str(arguments.threads)}
     longest = max(arguments.contexts) + arguments.steps + 16
-    for format in arguments.formats:
-        engine = arguments.directory / f"{SHAPE}-{SCHEME}-{format.replace(':', '-')}-{longest}.llmc"
-        if not engine.exists():
-            build_engine(model, engine, SCHEME, longest, format)
+    for engine in engines:
+        if not engine.path.exists():
+            build_engine(model, engine.path, SCHEME, longest, engine.format, engine.compression)
         module = "benchmarks.contestants.llmc_engine"
-        yield ContestantProcess(f"llmc {format}", sys.executable, module, [str(engine), *threads], environment)
+        yield ContestantProcess(engine.name, sys.executable, module, [str(engine.path), *threads], environment)
     if arguments.llama_cpp_python is not None:
         gguf = gguf_file(arguments.llama_cpp_python, "Q4_0", model, arguments.directory)
         module, options = "benchmarks.contestants.llama_cpp", [str(gguf), *threads, "--flash-attention"]
@@ -129,6 +164,35 @@ def table(results: Results, context: int, shortest: int) -> Table:
             row.append(f"{prefill / their_prefill:.2f}x, {decode / their_decode:.2f}x")
         made.add_row(name, *row)
     return made
+
+
+def gains_table(engines: Sequence[Engine], results: Results, context: int) -> Table:
+    """What each policy gains in decode steps, and the gain that the bytes of its rows predict."""
+    made = Table(title=f"decode steps after {context} tokens, with compression", title_justify="left")
+    for column in ("policy", "rows", "gain by bytes", "gain", "share of it"):
+        made.add_column(column, justify="left" if column == "policy" else "right")
+    whole = engines[0]
+    whole_program = read_engine(whole.path, check_weights=False).program
+    whole_bytes = step_bytes(whole_program, context)
+    for engine in engines:
+        if engine.compression is None:
+            continue
+        rows = len(parse_compression(engine.compression).held(context))
+        # Both in the program without compression: the other one also has the launches that cut tables.
+        predicted = whole_bytes / step_bytes(whole_program, rows)
+        gained = median(results[whole.name][context].decode) / median(results[engine.name][context].decode)
+        share = (gained - 1) / (predicted - 1)
+        made.add_row(engine.compression, f"{rows:,}", f"{predicted:.2f}x", f"{gained:.2f}x", f"{share:.0%}")
+    return made
+
+
+def step_bytes(program: Program, rows: int) -> float:
+    """Bytes that a decode step of one request moves if its tables have that many rows."""
+    shape = StepShape.decode(1, rows).values()
+    running = zip(program.launches, launch_costs(program), strict=True)
+    return sum(
+        evaluate_expression(cost.bytes_moved, shape) for launch, cost in running if launch.runs(tokens=1, logit_rows=1)
+    )
 
 
 if __name__ == "__main__":
