@@ -125,7 +125,9 @@ inline void score_codes(const float* q, int64_t q_stride, const float* q_sums, i
           for (int v = 0; v < kBlockVectors; v++) dots[r][v] = Steps::multiply_add(x, k[v], dots[r][v]);
         }
       }
+#pragma GCC unroll 4
       for (int r = 0; r < ROWS; r++)
+#pragma GCC unroll 4
         for (int v = 0; v < kBlockVectors; v++) {
           float* score = scores + r * kAttentionKeys + key + v * kLanes;
           const int64_t at = run * kAttentionKeys + key + v * kLanes;

@@ -131,8 +131,10 @@ inline void add_scores(const ScoreScale& by, const Keys (&seen)[ROWS], const Fet
   }
   // Interleave the rows: sums of single rows would be chains of dependent additions.
   Vec total[ROWS] = {};
+#pragma GCC unroll 4
   for (int r = 0; r < ROWS; r++) {
     float* row = scores + r * kAttentionKeys;
+#pragma GCC unroll 4
     for (int i = 0; i < kAttentionKeys; i += kLanes) {
       total[r] += Steps::store_steps(row, i, exp(fma(load(row + i), broadcast(scale), broadcast(-origin[r]))));
       const int64_t done = r * kAttentionKeys + i;
