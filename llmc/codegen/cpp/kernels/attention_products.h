@@ -35,17 +35,27 @@ struct FloatSteps {
   static void store_channel(float* row, int64_t channel, T x) {
     row[channel] = to_float(x);
   }
-  // Calls emit(half of the bytes, step, numbers) for the codes of four channels in each lane.
+  // Calls emit(half of the bytes, step, numbers) for the codes of four channels in each lane. Numbers are divided by the
+  // format's kQuadFactor.
   template <class Format, class Emit>
   static void for_quads(VecBits words, const Emit& emit) {
-    for (int step = 0; step < 4; step++, words >>= 8)
-      for (int half = 0; half < (Format::kNibbles ? 2 : 1); half++) emit(half, step, Format::value(words, half));
+    for (int step = 0; step < 4; step++)
+      if constexpr (Format::kNibbles) {
+        emit(0, step, Format::value(words >> 8 * step, 0));
+        emit(1, step, Format::value(words >> 8 * step, 1));
+      } else {
+        emit(0, step, Format::quad_value(words, step));
+      }
   }
   // One step of kLanes bytes of codes across rows; where bytes have two, of either half.
   template <class Format>
-  static void load_numbers(const uint8_t* const (&rows)[1], int64_t byte, Vec* to) {
-    const VecBits codes = widened_bytes(rows[0] + byte);
-    for (int half = 0; half < (Format::kNibbles ? 2 : 1); half++) to[half] = Format::value(codes, half);
+  __attribute__((always_inline)) static void load_numbers(const uint8_t* const (&rows)[1], int64_t byte, Vec* to) {
+    if constexpr (Format::kNibbles) {
+      const VecBits codes = widened_bytes(rows[0] + byte);
+      for (int half = 0; half < 2; half++) to[half] = Format::value(codes, half);
+    } else {
+      to[0] = Format::load_values(rows[0] + byte);
+    }
   }
   // One step across rows.
   template <class T, class Lanes>
@@ -53,7 +63,7 @@ struct FloatSteps {
     return load(rows[0] + channel, lanes);
   }
   template <class T, int VECTORS>
-  static void load_across(const T* (&rows)[1], int64_t channel, Vec (&to)[VECTORS]) {
+  __attribute__((always_inline)) static void load_across(const T* (&rows)[1], int64_t channel, Vec (&to)[VECTORS]) {
     for (int v = 0; v < VECTORS; v++) to[v] = load(rows[0] + channel + v * kLanes);
   }
   // Writes probabilities as steps and returns what they became.
@@ -95,18 +105,17 @@ struct PairSteps {
         emit(0, step, nibble_pairs(words >> 8 * step));
         emit(1, step, nibble_pairs(words >> (8 * step + 4)));
       } else {
-        emit(0, step, in_pairs(Format::value(words >> 8 * step), Format::value(words >> (8 * step + 16))));
+        emit(0, step, in_pairs(Format::quad_value(words, step), Format::quad_value(words, step + 2)));
       }
   }
   template <class Format>
-  static void load_numbers(const uint8_t* const (&rows)[2], int64_t byte, Vec* to) {
-    const VecBits even = widened_bytes(rows[0] + byte), odd = widened_bytes(rows[1] + byte);
+  __attribute__((always_inline)) static void load_numbers(const uint8_t* const (&rows)[2], int64_t byte, Vec* to) {
     if constexpr (Format::kNibbles) {
-      const VecBits both = even | odd << 16;
+      const VecBits both = widened_bytes(rows[0] + byte) | widened_bytes(rows[1] + byte) << 16;
       to[0] = nibble_pairs(both);
       to[1] = nibble_pairs(both >> 4);
     } else {
-      to[0] = in_pairs(Format::value(even), Format::value(odd));
+      to[0] = in_pairs(Format::load_values(rows[0] + byte), Format::load_values(rows[1] + byte));
     }
   }
   template <class Lanes>
@@ -114,7 +123,7 @@ struct PairSteps {
     return from_bits(bits_of(load(rows[0] + channel, lanes)) >> 16 | bits_of(load(rows[1] + channel, lanes)));
   }
   template <int VECTORS>
-  static void load_across(const bf16* (&rows)[2], int64_t channel, Vec (&to)[VECTORS]) {
+  __attribute__((always_inline)) static void load_across(const bf16* (&rows)[2], int64_t channel, Vec (&to)[VECTORS]) {
     if constexpr (VECTORS % 2 == 0) {
       const __m512i low = interleaved(0), high = interleaved(16);
       for (int v = 0; v < VECTORS; v += 2) {
@@ -141,7 +150,12 @@ struct PairSteps {
     return reinterpret_cast<__m512i>(pairs);
   }
   // Numbers that are exact in bf16.
-  static Vec in_pairs(Vec low, Vec high) { return from_bits(bits_of(low) >> 16 | bits_of(high)); }
+  static Vec in_pairs(Vec low, Vec high) {
+    const __m512i upper_halves = _mm512_set4_epi32(0x0f0e0f0e, 0x0b0a0b0a, 0x07060706, 0x03020302);
+    constexpr __mmask64 kLowerHalves = 0x3333333333333333;
+    return reinterpret_cast<Vec>(_mm512_mask_shuffle_epi8(reinterpret_cast<__m512i>(high), kLowerHalves,
+                                                          reinterpret_cast<__m512i>(low), upper_halves));
+  }
 
   // The numbers 0 … 15 that the low four of each 16 bits are: the table has them twice, for whatever the fifth bit is.
   static Vec nibble_pairs(VecBits codes) {
@@ -189,6 +203,7 @@ struct CachedRows {
   const Cache<K>& cache;
   const Row* first_head;
   int64_t offset;  // bytes to the head that is meant, from the first
+  const bool* in_order;  // of each kLanes keys: whether they follow each other in one block
 
   Row row(int64_t key) const { return Cache<K>::moved(first_head[key], offset); }
   template <class Steps, class Lanes>
@@ -202,7 +217,13 @@ struct CachedRows {
 
 // Fetches the keys and values that come next while this tile is worked on. Blocks lie anywhere, so the processor does
 // not see them coming; and asked for all at once, they would fill its miss buffers and make it wait (20 instead of
-// 26 GB/s on one core of a Zen 5). So each stage of the work asks for a quarter of the keys, line by line.
+// 26 GB/s on one core of a Zen 5). So each of four stages of the work asks for a part, line by line. Of codes, the keys
+// come first, because all of them are needed first; numbers are bound by memory, which gives more where keys and values
+// alternate.
+constexpr int64_t kFetchSlots = kAttentionKeys / 4;  // of a stage: a row of keys and of values, or two rows of either
+constexpr int64_t kFetchScales = 16;                 // keys whose scales of a group are taken to lie in one line
+enum class FetchStage { kPack, kScore, kSoftmax, kValues };
+
 template <class K, class V = K>
 struct FetchNext {
   CachedRows<K> keys;
@@ -210,13 +231,13 @@ struct FetchNext {
   int64_t key_bytes, value_bytes;  // of a row; zero: fetch nothing
 
   // Always inline: GCC drops calls of a function that does nothing but prefetch.
-  __attribute__((always_inline)) void line(int64_t key, int64_t index) const {
-    if (index * 64 < key_bytes) fetch(keys, key, index * 64);
-    if (index * 64 < value_bytes) fetch(values, key, index * 64);
+  __attribute__((always_inline)) void rows(FetchStage stage, int64_t slot) const {
+    for (int64_t index = 0; index * 64 < std::max(key_bytes, value_bytes); index++) line(stage, slot, index);
   }
-  __attribute__((always_inline)) void row(int64_t key) const {
-    for (int64_t byte = 0; byte < key_bytes; byte += 64) fetch(keys, key, byte);
-    for (int64_t byte = 0; byte < value_bytes; byte += 64) fetch(values, key, byte);
+  // One line of each row in every step of a product: first the line `index` of all slots, then the next lines.
+  __attribute__((always_inline)) void step(FetchStage stage, int64_t step, int64_t index = 0) const {
+    const auto steps = static_cast<uint64_t>(step), slots = static_cast<uint64_t>(kFetchSlots);  // cheap remainders
+    line(stage, static_cast<int64_t>(steps % slots), index + static_cast<int64_t>(steps / slots));
   }
   // Fetches the scales of kFetchScales keys.
   __attribute__((always_inline)) void scales(int64_t key) const {
@@ -228,9 +249,28 @@ struct FetchNext {
   }
 
  private:
+  __attribute__((always_inline)) void line(FetchStage stage, int64_t slot, int64_t index) const {
+    const auto number = static_cast<int64_t>(stage);
+    if constexpr (kHoldsCodes<K>) {
+      const int64_t key = number % 2 * (kAttentionKeys / 2) + 2 * slot;
+      if (number < 2)
+        fetch_two(keys, key_bytes, key, index * 64);
+      else
+        fetch_two(values, value_bytes, key, index * 64);
+    } else {
+      fetch(keys, key_bytes, number * kFetchSlots + slot, index * 64);
+      fetch(values, value_bytes, number * kFetchSlots + slot, index * 64);
+    }
+  }
   template <class C>
-  __attribute__((always_inline)) static void fetch(const CachedRows<C>& rows, int64_t key, int64_t byte) {
-    __builtin_prefetch(static_cast<const uint8_t*>(Cache<C>::address(rows.row(key))) + byte);
+  __attribute__((always_inline)) static void fetch(const CachedRows<C>& rows, int64_t bytes, int64_t key, int64_t byte) {
+    if (byte < bytes) __builtin_prefetch(static_cast<const uint8_t*>(Cache<C>::address(rows.row(key))) + byte);
+  }
+  template <class C>
+  __attribute__((always_inline)) static void fetch_two(const CachedRows<C>& rows, int64_t bytes, int64_t key,
+                                                       int64_t byte) {
+    fetch(rows, bytes, key, byte);
+    if (bytes != 32) fetch(rows, bytes, key + 1, byte);  // else both lie in one line
   }
   template <class C>
   __attribute__((always_inline)) static void fetch_scales(const CachedRows<C>& rows, int64_t key) {
@@ -238,9 +278,6 @@ struct FetchNext {
       __builtin_prefetch(rows.row(key).scales + number * rows.cache.block_size * 2);
   }
 };
-
-constexpr int64_t kFetchQuarter = kAttentionKeys / 4;
-constexpr int64_t kFetchScales = 8;  // keys whose scales of a group are taken to lie in one line
 
 // Values of a tile where they lie in the cache.
 template <class Steps, class K>
@@ -256,15 +293,16 @@ struct CachedValues {
     else
       return Steps::load_across(rows, channel, lanes);
   }
+  // Always inline, as all that a product's loop calls: a call would move its sums to memory and back.
   template <int VECTORS>
-  void load(int64_t step, int64_t channel, Vec (&to)[VECTORS]) const {
+  __attribute__((always_inline)) void load(int64_t step, int64_t channel, Vec (&to)[VECTORS]) const {
     typename Cache<K>::Row rows[Steps::kWidth];
     find(step, rows);
     Steps::load_across(rows, channel, to);
   }
 
  private:
-  void find(int64_t step, typename Cache<K>::Row (&rows)[Steps::kWidth]) const {
+  __attribute__((always_inline)) void find(int64_t step, typename Cache<K>::Row (&rows)[Steps::kWidth]) const {
     for (int i = 0; i < Steps::kWidth; i++) rows[i] = values.row(step * Steps::kWidth + i);
   }
 };
@@ -274,7 +312,7 @@ struct PackedValues {
   const float* data;
   int64_t stride;
   template <int VECTORS>
-  void load(int64_t step, int64_t channel, Vec (&to)[VECTORS]) const {
+  __attribute__((always_inline)) void load(int64_t step, int64_t channel, Vec (&to)[VECTORS]) const {
     for (int v = 0; v < VECTORS; v++) to[v] = llmc::load(data + step * stride + channel + v * kLanes);
   }
 };
@@ -301,8 +339,8 @@ inline void for_row_tile(int64_t rows, const Body& body) {
 constexpr int kBlockVectors = kLanes == 16 ? 4 : 2;
 constexpr int kBlockKeys = kBlockVectors * kLanes;
 
-// scores[row][key] = q[row] · keys for kBlockKeys keys; rows of scores are kAttentionKeys apart. Fetches the second
-// quarter: the steps of a row cover about 16 cache lines.
+// scores[row][key] = q[row] · keys for kBlockKeys keys; rows of scores are kAttentionKeys apart. Fetches for
+// kScore.
 template <class Steps, int ROWS, class Fetch>
 inline void score_block(const float* q, int64_t q_stride, const float* keys, int64_t steps, const Fetch& fetch,
                         float* scores) {
@@ -310,7 +348,7 @@ inline void score_block(const float* q, int64_t q_stride, const float* keys, int
   for (int64_t step = 0; step < steps; step++) {
     Vec k[kBlockVectors];
     for (int v = 0; v < kBlockVectors; v++) k[v] = load(keys + step * kAttentionKeys + v * kLanes);
-    fetch.line(kFetchQuarter + step % kFetchQuarter, step / kFetchQuarter);
+    fetch.step(FetchStage::kScore, step);
     for (int r = 0; r < ROWS; r++) {
       typename Steps::Step x;
       std::memcpy(&x, q + r * q_stride + step, sizeof x);
@@ -322,7 +360,7 @@ inline void score_block(const float* q, int64_t q_stride, const float* keys, int
 }
 
 // sums[row] = sums[row]·decay[row] + probabilities[row] · values, over steps first to last, for VECTORS vectors from
-// `channel` on; rows of sums are `stride` apart. Fetches the last quarter.
+// `channel` on; rows of sums are `stride` apart. Fetches for kValues.
 template <class Steps, int ROWS, int VECTORS, class Values, class Fetch>
 inline void value_block(const float* probabilities, int64_t first, int64_t last, const Values& values, int64_t channel,
                         const Fetch& fetch, const float* decay, float* to, int64_t stride) {
@@ -333,7 +371,7 @@ inline void value_block(const float* probabilities, int64_t first, int64_t last,
   for (int64_t step = first; step < last; step++) {
     Vec x[VECTORS];
     values.load(step, channel, x);
-    fetch.line(3 * kFetchQuarter + step % kFetchQuarter, channel / kLineChannels + step / kFetchQuarter);
+    fetch.step(FetchStage::kValues, step, channel / kLineChannels);
     for (int r = 0; r < ROWS; r++) {
       typename Steps::Step p;
       std::memcpy(&p, probabilities + r * kAttentionKeys + step, sizeof p);

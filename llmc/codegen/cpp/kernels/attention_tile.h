@@ -35,7 +35,10 @@ class TileAttention {
         shared_to_(first_hidden()),
         keys_(a_.head_dim - a_.latent, a_.block_size, a_.cache_group),
         values_(a_.value_dim, a_.block_size, a_.value_group),
-        q_stride_(padded_to_lanes(steps_of<Steps>(a_.head_dim))) {}
+        q_stride_(padded_to_lanes(steps_of<Steps>(a_.head_dim))) {
+    // Once, because it divides: each tile of keys asks for it.
+    for (int64_t row = 0; row < rows(); row++) visible_[row] = visible(row);
+  }
 
   int64_t rows() const { return tile_.kv_heads * tile_.rows; }
 
@@ -207,6 +210,7 @@ class TileAttention {
   struct CachedKeys {
     typename Cache<K>::Row keys[kAttentionKeys];
     typename Cache<V>::Row values[kAttentionKeys];
+    bool in_order[kAttentionKeys / kLanes];  // CachedRows
   };
 
   // Keys outside of `seen` are masked later: any that may be read does in their place.
@@ -226,6 +230,11 @@ class TileAttention {
     fill(last - base, kAttentionKeys);
     // Blocks between pinned keys and a window may have been freed.
     if (base < a_.pinned) fill(a_.pinned - base, std::min(keys().first, last) - base);
+    if constexpr (kHoldsCodes<K>)
+      for (int64_t key = 0; key < kAttentionKeys; key += kLanes) {
+        bool& in_order = tile.in_order[key / kLanes] = true;
+        for (int64_t i = 1; i < kLanes; i++) in_order &= tile.keys[key + i].scales == tile.keys[key].scales + 2 * i;
+      }
   }
 
   // Where rows from `first` on lie in the cache.
@@ -262,9 +271,10 @@ class TileAttention {
   void attend_keys(int64_t base, Keys seen, int64_t head, RowSpan span, const CachedKeys& now, const CachedKeys& next,
                    int64_t next_head, const SoftmaxPart& to) const {
     const int64_t key_bytes = keys_.head_bytes(), value_bytes = values_.head_bytes();
-    const CachedRows<K> keys{keys_, now.keys, head * key_bytes};
-    const CachedRows<V> values{values_, now.values, head * value_bytes};
-    const Fetch fetch{{keys_, next.keys, next_head * key_bytes}, {values_, next.values, next_head * value_bytes},
+    const CachedRows<K> keys{keys_, now.keys, head * key_bytes, now.in_order};
+    const CachedRows<V> values{values_, now.values, head * value_bytes, now.in_order};
+    const Fetch fetch{{keys_, next.keys, next_head * key_bytes, next.in_order},
+                      {values_, next.values, next_head * value_bytes, next.in_order},
                       keys_.row_bytes(), values_.row_bytes()};
     pack(keys, fetch, memory_.keys, memory_.key_scales);
     if (a_.latent != 0)
@@ -275,7 +285,7 @@ class TileAttention {
     if constexpr (kHoldsCodes<K>) {
       if (codes_of_values()) {
         const CodesOfValues<Steps, V> codes{values};
-        gather_scales(values, memory_.value_scales);
+        gather_scales(values, 1.0f, memory_.value_scales);
         if (span.count <= kFewRows) return add_tile(base, seen, of_head, codes, fetch, to);
         pack_codes_of_values(codes, a_.value_dim, memory_.values);
         return add_tile(base, seen, of_head, PackedValues{memory_.values, to.stride}, fetch, to);
@@ -323,7 +333,7 @@ class TileAttention {
     for (int r = 0; r < ROWS; r++) {
       slopes[r] = a_.slopes == nullptr ? 0.0f : a_.slopes[head(row + r)];
       bias[r] = a_.bias == nullptr ? nullptr : a_.bias + (token(row + r) * a_.heads + head(row + r)) * a_.extent;
-      Keys keys = visible(row + r);
+      Keys keys = visible_[row + r];
       chosen[r] = has_pinned ? seen_bits(keys.first, base) : ~uint64_t{0};
       if (has_pinned) keys.first = base;
       by_any = {std::min(by_any.first, keys.first), std::max(by_any.last, keys.last)};
@@ -380,6 +390,7 @@ class TileAttention {
   const Cache<K> keys_;
   const Cache<V> values_;
   const int64_t q_stride_;
+  Keys visible_[kAttentionRows];
 };
 
 }  // namespace llmc

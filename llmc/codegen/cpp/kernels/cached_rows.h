@@ -27,37 +27,6 @@ struct CacheOf {
 };
 
 // ---- codes: llmc/ops/cache_codes.py ----------------------------------------------------------------------------
-// A format: value(code) for codes in the low bytes of lanes, or, where a byte has two, in the given half of them;
-// encode(x) for |x| <= kLargest, in the low bits of lanes.
-struct Int8Cache {
-  static constexpr bool kNibbles = false;
-  static constexpr float kLargest = 127.0f;
-  static Vec value(VecBits code, int = 0) {
-    return __builtin_convertvector(reinterpret_cast<VecInt>(code << 24) >> 24, Vec);
-  }
-  static VecBits encode(Vec x) { return reinterpret_cast<VecBits>(nearest_integer(x)); }
-};
-
-struct Fp8Cache {
-  static constexpr bool kNibbles = false;
-  static constexpr float kLargest = 448.0f;
-  static Vec value(VecBits code, int = 0) { return e4m3_value(code); }
-  static VecBits encode(Vec x) { return e4m3_code(x); }
-};
-
-// Two channels a byte, half a head apart; a minimum is added.
-struct Int4Cache {
-  static constexpr bool kNibbles = true;
-  static constexpr float kLargest = 15.0f;
-  static Vec value(VecBits code, int half) {
-    return __builtin_convertvector(reinterpret_cast<VecInt>(code >> 4 * half & 15u), Vec);
-  }
-  static VecBits encode(Vec x) { return reinterpret_cast<VecBits>(nearest_integer(x)); }
-};
-
-template <class K>
-constexpr bool kHoldsCodes = !std::is_same_v<K, float> && !std::is_same_v<K, bf16>;
-
 inline VecBits widened_bytes(const uint8_t* from) {
 #if defined(__AVX512F__)
   // GCC 12 converts bytes one by one.
@@ -72,6 +41,55 @@ inline VecBits widened_bytes(const uint8_t* from) {
   return bits;
 #endif
 }
+
+// A format: value(code) for codes in the low bytes of lanes, or, where a byte has two, in the given half of them;
+// encode(x) for |x| <= kLargest, in the low bits of lanes. Where a byte has one: quad_value(words, i) · kQuadFactor for
+// the codes in byte i of words, and load_values for the codes of kLanes bytes.
+struct Int8Cache {
+  static constexpr bool kNibbles = false;
+  static constexpr float kLargest = 127.0f;
+  static Vec value(VecBits code, int = 0) {
+    return __builtin_convertvector(reinterpret_cast<VecInt>(code << 24) >> 24, Vec);
+  }
+  // Codes stay in the highest byte, because shifting them back takes longer than all else.
+  static constexpr float kQuadFactor = 0x1p-24f;
+  static Vec quad_value(VecBits words, int byte) {
+    return __builtin_convertvector(reinterpret_cast<VecInt>(words << (24 - 8 * byte) & 0xff000000u), Vec);
+  }
+  static Vec load_values(const uint8_t* from) {
+#if defined(__AVX512F__)
+    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+    return __builtin_convertvector(reinterpret_cast<VecInt>(_mm512_maskz_cvtepi8_epi32(0xffff, bytes)), Vec);
+#else
+    return value(widened_bytes(from));
+#endif
+  }
+  static VecBits encode(Vec x) { return reinterpret_cast<VecBits>(nearest_integer(x)); }
+};
+
+struct Fp8Cache {
+  static constexpr bool kNibbles = false;
+  static constexpr float kLargest = 448.0f;
+  static Vec value(VecBits code, int = 0) { return e4m3_value(code); }
+  static constexpr float kQuadFactor = 1.0f;
+  static Vec quad_value(VecBits words, int byte) { return value(words >> 8 * byte); }
+  static Vec load_values(const uint8_t* from) { return value(widened_bytes(from)); }
+  static VecBits encode(Vec x) { return e4m3_code(x); }
+};
+
+// Two channels a byte, half a head apart; a minimum is added.
+struct Int4Cache {
+  static constexpr bool kNibbles = true;
+  static constexpr float kLargest = 15.0f;
+  static constexpr float kQuadFactor = 1.0f;
+  static Vec value(VecBits code, int half) {
+    return __builtin_convertvector(reinterpret_cast<VecInt>(code >> 4 * half & 15u), Vec);
+  }
+  static VecBits encode(Vec x) { return reinterpret_cast<VecBits>(nearest_integer(x)); }
+};
+
+template <class K>
+constexpr bool kHoldsCodes = !std::is_same_v<K, float> && !std::is_same_v<K, bf16>;
 
 struct CodeRow {
   const uint8_t* codes;

@@ -10,22 +10,21 @@
 
 namespace llmc {
 
-// The scales, then the minima, of kAttentionKeys rows: to[group][key], `groups` being all of a row.
+// The scales times a factor, then the minima, of kAttentionKeys rows: to[group][key], `groups` being all of a row.
 template <class Format>
-inline void gather_scales(const CachedRows<Format>& rows, float* to) {
+inline void gather_scales(const CachedRows<Format>& rows, float factor, float* to) {
   const auto& cache = rows.cache;
   for (int64_t key = 0; key < kAttentionKeys; key += kLanes) {
     const uint8_t* first = rows.row(key).scales;
-    bool neighbours = true;  // in one block, where a group's scales follow each other
-    for (int i = 1; i < kLanes; i++) neighbours &= rows.row(key + i).scales == first + 2 * i;
+    const bool in_order = rows.in_order[key / kLanes];  // then a group's scales follow each other
     for (int64_t number = 0; number < cache.numbers(); number++) {
       const int64_t at = number * cache.block_size * 2;
       uint16_t halves[kLanes];
-      if (!neighbours)
+      if (!in_order)
         for (int i = 0; i < kLanes; i++) std::memcpy(halves + i, rows.row(key + i).scales + at, sizeof halves[i]);
       VecHalves found;
-      std::memcpy(&found, neighbours ? static_cast<const void*>(first + at) : halves, sizeof found);
-      store(to + number * kAttentionKeys + key, widen(found));
+      std::memcpy(&found, in_order ? static_cast<const void*>(first + at) : halves, sizeof found);
+      store(to + number * kAttentionKeys + key, number < cache.groups ? widen(found) * factor : widen(found));
     }
   }
 }
@@ -86,11 +85,11 @@ inline void for_words(const Row& row, int64_t bytes, const Emit& emit) {
 #endif
 }
 
-// packed[step][key] and their scales. Fetches the first quarter.
+// packed[step][key] and their scales. Fetches for kPack.
 template <class Steps, class Format, class Fetch>
 inline void pack_codes(const CachedRows<Format>& keys, const Fetch& fetch, float* packed, float* scales) {
   const int64_t bytes = keys.cache.row_bytes();
-  gather_scales(keys, scales);
+  gather_scales(keys, Format::kQuadFactor, scales);
   for (int64_t key = 0; key < kAttentionKeys; key += kLanes) {
     const auto emit = [&](int64_t quad, VecBits words) {
       float* to = packed + quad * (4 / Steps::kWidth) * kAttentionKeys + key;
@@ -100,13 +99,13 @@ inline void pack_codes(const CachedRows<Format>& keys, const Fetch& fetch, float
     };
     const auto row = [&](int64_t i) { return keys.row(key + i).codes; };
     for_words(row, bytes, emit);
-    for (int64_t next = key / 4; next < (key + kLanes) / 4; next++) fetch.row(next);
+    for (int64_t next = key / 4; next < (key + kLanes) / 4; next++) fetch.rows(FetchStage::kPack, next);
     for (int64_t next = key; next < key + kLanes; next += kFetchScales) fetch.scales(next);
   }
 }
 
 // Computes scores[row][key] for kBlockKeys keys. `keys` and the runs' scales begin `key` places before the first of
-// them. q_sums: [row][group], with stride `sums_stride`. Fetches the second quarter.
+// them. q_sums: [row][group], with stride `sums_stride`. Fetches for kScore.
 template <class Steps, int ROWS, class Fetch>
 inline void score_codes(const float* q, int64_t q_stride, const float* q_sums, int64_t sums_stride, const float* keys,
                         const StepRuns (&parts)[2], int64_t key, const Fetch& fetch, float* scores) {
@@ -118,14 +117,16 @@ inline void score_codes(const float* q, int64_t q_stride, const float* q_sums, i
       for (const int64_t end = step + part.steps; step < end; step++) {
         Vec k[kBlockVectors];
         for (int v = 0; v < kBlockVectors; v++) k[v] = load(keys + step * kAttentionKeys + key + v * kLanes);
-        fetch.line(kFetchQuarter + step % kFetchQuarter, step / kFetchQuarter);
+        fetch.step(FetchStage::kScore, step);
         for (int r = 0; r < ROWS; r++) {
           typename Steps::Step x;
           std::memcpy(&x, q + r * q_stride + step, sizeof x);
           for (int v = 0; v < kBlockVectors; v++) dots[r][v] = Steps::multiply_add(x, k[v], dots[r][v]);
         }
       }
+#pragma GCC unroll 4
       for (int r = 0; r < ROWS; r++)
+#pragma GCC unroll 4
         for (int v = 0; v < kBlockVectors; v++) {
           float* score = scores + r * kAttentionKeys + key + v * kLanes;
           const int64_t at = run * kAttentionKeys + key + v * kLanes;
@@ -179,7 +180,7 @@ struct CodesOfValues {
 
   // VECTORS vectors from the one that `channel` is the first of, in that order.
   template <int VECTORS>
-  void load(int64_t step, int64_t channel, Vec (&to)[VECTORS]) const {
+  __attribute__((always_inline)) void load(int64_t step, int64_t channel, Vec (&to)[VECTORS]) const {
     static_assert(VECTORS % kHalves == 0, "both halves of a byte");
     const uint8_t* rows[Steps::kWidth];
     for (int i = 0; i < Steps::kWidth; i++) rows[i] = values.row(step * Steps::kWidth + i).codes + channel / kHalves;
@@ -199,7 +200,7 @@ inline void pack_codes_of_values(const CodesOfValues<Steps, Format>& values, int
     }
 }
 
-// value_block for VECTORS vectors of codes from `channel` on, in their order. Fetches the last quarter.
+// value_block for VECTORS vectors of codes from `channel` on, in their order. Fetches for kValues.
 template <class Steps, int ROWS, int VECTORS, class Values, class Format, class Fetch>
 inline void value_code_block(const CacheOfCodes<Format>& cache, const ScaledProbabilities& probabilities, int64_t first,
                              int64_t last, const Values& values, int64_t channel, const Fetch& fetch,
@@ -217,7 +218,7 @@ inline void value_code_block(const CacheOfCodes<Format>& cache, const ScaledProb
   for (int64_t step = first; step < last; step++) {
     Vec x[VECTORS];
     values.load(step, channel, x);
-    fetch.line(3 * kFetchQuarter + step % kFetchQuarter, channel / kLineChannels + step / kFetchQuarter);
+    fetch.step(FetchStage::kValues, step, channel / kLineChannels);
     for (int r = 0; r < ROWS; r++)
       for (int v = 0; v < VECTORS; v++) {
         typename Steps::Step p;

@@ -20,7 +20,7 @@ inline VecBits load_words(const void* from, int64_t bytes) {
 #endif
 }
 
-// packed[step][key]. Fetches the first quarter.
+// packed[step][key]. Fetches for kPack.
 template <class Steps, class T, class Fetch>
 inline void pack_keys(CachedRows<T> keys, int64_t channels, const Fetch& fetch, float* packed) {
   for (int64_t key = 0; key < kAttentionKeys; key += kLanes) {
@@ -55,7 +55,7 @@ inline void pack_keys(CachedRows<T> keys, int64_t channels, const Fetch& fetch, 
         }
       });
     }
-    for (int64_t next = key / 4; next < (key + kLanes) / 4; next++) fetch.row(next);
+    for (int64_t next = key / 4; next < (key + kLanes) / 4; next++) fetch.rows(FetchStage::kPack, next);
   }
 }
 

@@ -93,23 +93,33 @@ inline SoftmaxPart Plan::part(LlmcPool* pool, int64_t index) const {
   return {owner.parts + index % parts_per_thread * SoftmaxPart::floats(part_rows, stride), part_rows, stride};
 }
 
-inline Plan make_plan(LlmcPool* pool, const LlmcPagedAttention& a, const LlmcPagedAttention* newest) {
+// A plan whose tiles have at most max_heads heads, and which splits tiles into ranges if `splits`.
+inline Plan cut_plan(LlmcPool* pool, const LlmcPagedAttention& a, const LlmcPagedAttention* newest, int64_t max_heads,
+                     bool splits) {
   constexpr int64_t kNever = INT64_MAX;
   const int64_t items = kItemsPerThread * pool->threads();
-  Plan plan{a, newest, std::max<int64_t>(1, a.requests * a.kv_heads / items), kNever, 0, 0};
+  Plan plan{a, newest, std::max<int64_t>(1, max_heads), kNever, 0, 0};
+  if (!splits) return plan;
   int64_t work = 0;
   for (int64_t r = 0; r < a.requests; r++) work += plan.tiles(r) * plan.seen(r);
   plan.split_keys = std::max(kAttentionRange, work / items);
-  int64_t parts = 0;
-  for (int64_t r = 0; r < a.requests; r++) {
-    parts += plan.parts(r);
+  for (int64_t r = 0; r < a.requests; r++)
     if (plan.split(r)) plan.part_rows = std::max(plan.part_rows, plan.heads(r) * std::min(kAttentionRows, plan.rows(r)));
-  }
-  if (parts > 0) {
+  if (plan.part_rows > 0)
     plan.parts_per_thread = kPartFloats / SoftmaxPart::floats(plan.part_rows, padded_to_lanes(a.value_dim));
-    if (parts > plan.parts_per_thread * pool->threads()) plan.split_keys = kNever;
-  }
   return plan;
+}
+
+// Where ranges give the threads enough to do, tiles take in all heads: then a block is read from beginning to end.
+inline Plan make_plan(LlmcPool* pool, const LlmcPagedAttention& a, const LlmcPagedAttention* newest) {
+  const int64_t items = kItemsPerThread * pool->threads();
+  const Plan whole{a, newest, 1, 0, 0, 0};
+  int64_t ranges = 0, parts = 0;
+  for (int64_t r = 0; r < a.requests; r++) ranges += whole.split(r) ? whole.ranges(r) : 1;
+  const Plan plan = cut_plan(pool, a, newest, ranges * a.kv_heads / items, true);
+  for (int64_t r = 0; r < a.requests; r++) parts += plan.parts(r);
+  const bool has_room = parts <= plan.parts_per_thread * pool->threads();
+  return has_room ? plan : cut_plan(pool, a, newest, a.requests * a.kv_heads / items, false);
 }
 
 // Moves to the request that item `index` belongs to, when each request has items(request) of them.

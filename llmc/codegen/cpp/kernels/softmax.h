@@ -116,7 +116,7 @@ inline float prepare_scores(const ScoreScale& by, bool scaled_later, int row, Ke
 }
 
 // Turns a tile of scores into steps of e^(score - m), and updates m and sum. seen: the keys that each row sees. decay:
-// the factors by which earlier sums must be scaled. Fetches the third quarter.
+// the factors by which earlier sums must be scaled. Fetches for kSoftmax.
 template <class Steps, int ROWS, class Fetch>
 inline void add_scores(const ScoreScale& by, const Keys (&seen)[ROWS], const Fetch& fetch, float* scores,
                        float* maximum, float* sum, float (&decay)[ROWS]) {
@@ -131,13 +131,15 @@ inline void add_scores(const ScoreScale& by, const Keys (&seen)[ROWS], const Fet
   }
   // Interleave the rows: sums of single rows would be chains of dependent additions.
   Vec total[ROWS] = {};
+#pragma GCC unroll 4
   for (int r = 0; r < ROWS; r++) {
     float* row = scores + r * kAttentionKeys;
+#pragma GCC unroll 4
     for (int i = 0; i < kAttentionKeys; i += kLanes) {
       total[r] += Steps::store_steps(row, i, exp(fma(load(row + i), broadcast(scale), broadcast(-origin[r]))));
       const int64_t done = r * kAttentionKeys + i;
       for (int64_t key = done / (4 * ROWS); key < (done + kLanes) / (4 * ROWS); key++)
-        fetch.row(2 * kFetchQuarter + key);
+        fetch.rows(FetchStage::kSoftmax, key);
     }
   }
   for (int r = 0; r < ROWS; r++) sum[r] = sum[r] * decay[r] + sum_of(total[r]);
