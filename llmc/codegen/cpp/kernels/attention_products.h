@@ -217,8 +217,8 @@ struct CachedRows {
 
 // Fetches the keys and values that come next while this tile is worked on. Blocks lie anywhere, so the processor does
 // not see them coming; and asked for all at once, they would fill its miss buffers and make it wait (20 instead of
-// 26 GB/s on one core of a Zen 5). So each of four stages of the work asks for a part, line by line. Of codes, the keys
-// come first, because all of them are needed first; numbers are bound by memory, which gives more where keys and values
+// 26 GB/s on one core of a Zen 5). So each of four stages of the work asks for a part, line by line. Keys in codes come
+// first, because all of them are needed first. Numbers are bound by memory, which gives more where keys and values
 // alternate.
 constexpr int64_t kFetchSlots = kAttentionKeys / 4;  // of a stage: a row of keys and of values, or two rows of either
 constexpr int64_t kFetchScales = 16;                 // keys whose scales of a group are taken to lie in one line
