@@ -23,7 +23,7 @@ __all__ = ["built", "model"]
 
 SNAPKV = "snapkv:budget=48,window=16,every=16,sinks=2"
 H2O_TEXT = "h2o:budget=48,every=16,sinks=2,recent=16"
-COMPACTOR = "compactor:budget=48,every=16,sinks=3,recent=2,chunk=32"
+COMPACTOR = "compactor:budget=80,every=16,sinks=3,recent=2,chunk=32"
 KVZIP = "kvzip:budget=48,every=16,sinks=2,chunk=40"
 LRU = "lru:budget=48,every=16,sinks=8,recent=16"
 TRIATTENTION = "triattention:budget=16,every=16,sinks=2,recent=8"
@@ -33,7 +33,7 @@ BY_KV_HEAD = "triattention:budget=48,every=16,sinks=2,recent=16,pinned=0,heads=k
 POLICIES: dict[str, Scored] = {
     SNAPKV: SnapKV(budget=48, every=16, sinks=2, block=8, window=16),
     H2O_TEXT: H2O(budget=48, every=16, sinks=2, block=8, recent=16),
-    COMPACTOR: Compactor(budget=48, every=16, sinks=3, block=8, recent=2, chunk=32),
+    COMPACTOR: Compactor(budget=80, every=16, sinks=3, block=8, recent=2, chunk=32),
     KVZIP: KVzip(budget=48, every=16, sinks=2, block=8, chunk=40),
     LRU: Lru(budget=48, every=16, sinks=8, block=8, recent=16),
     TRIATTENTION: TriAttention(budget=16, every=16, sinks=2, block=8, recent=8),
