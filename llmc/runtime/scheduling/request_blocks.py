@@ -151,7 +151,7 @@ class RequestBlocks:
         """Return the same as `can_start` for a request that was swapped out, after the first blocks that were found
         again."""
         tables = saved.tables[1:]
-        tokens = self._most_tokens(request, tables, None)
+        tokens = self._most_tokens(request, tables, saved.reading)
         total = self._limits.blocks_for(tokens)
         growth = total - saved.blocks
         needs = [

@@ -379,6 +379,8 @@ class Scheduler:
         if count > 0:
             self._blocks.extend(request, self._blocks_for(request.computed + count) - len(request.standing.blocks))
             outline.include(request, count)
+        elif request.pending:
+            outline.unfinished.append(request)
         return True
 
     def _grow(self, request: Request, count: int, outline: StepOutline) -> bool:
@@ -415,9 +417,7 @@ class Scheduler:
         self._waiting.put_back(victim)
 
     def _swap_out(self, victim: Request, outline: StepOutline | None) -> None:
-        must_return = self._blocks.must_return(victim)
-        # A second reading begins again.
-        tier = None if outline is None or victim.standing.reading is not None else self.second_tier
+        must_return, tier = self._blocks.must_return(victim), self.second_tier
         is_saved = tier is not None and outline is not None and tier.swap_out(victim, outline, must_return=must_return)
         if must_return and not is_saved:
             self._lost.add(victim)

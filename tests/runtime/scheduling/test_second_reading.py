@@ -47,6 +47,25 @@ def test_rows_that_others_hold_are_copied_into_room_that_was_counted() -> None:
     assert not run.scheduler.preemptions and run.groups[0].dropped_rows == 6 * 20
 
 
+def test_a_reading_goes_on_after_a_swap() -> None:
+    """The answer of the first request grows into the blocks of the second one, while that reads again."""
+    run = Run(LIMITS, 22, policies=POLICIES, spare=64, tier_blocks=200)
+    first, second = counted(0, 9, 50), counted(1, 33, 20)
+    run.add(first)
+    while first.computed < 40:
+        run.step()
+    run.add(second)
+    while not run.scheduler.preemptions:
+        assert not run.scheduler.idle, "nothing was preempted"
+        reading = second.standing.reading
+        run.step()
+    assert reading is not None and reading.scored is not None and not second.standing.is_seated
+    left = 59 - 1 - first.computed + sum(map(len, reading.parts)) + 33 - 28 + 19
+    computed = reading.scored - reading.end
+    assert finish(run) == left - computed
+    assert second.tokens == second.expected() and run.groups[0].dropped_rows == 20
+
+
 @pytest.mark.parametrize("tier_blocks", [None, 3, 200])
 @pytest.mark.parametrize(("blocks", "spare"), [(16, 64), (20, 5), (64, 2)])
 @pytest.mark.parametrize("salt", [None, b""])
