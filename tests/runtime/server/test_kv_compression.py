@@ -63,4 +63,4 @@ def test_server_and_requests_choose(client: httpx.Client, engine: Path) -> None:
 def test_a_policy_that_cannot_be_is_the_client_s_error(client: httpx.Client, value: object, problem: str) -> None:
     answer = client.post("/v1/completions", json={**BODY, "kv_compression": value})
     error = answer.json()["error"]
-    assert answer.status_code == 400 and problem in error["message"]
+    assert answer.status_code == 400 and problem in error["message"] and error["param"] == "kv_compression"
