@@ -119,12 +119,19 @@ def bits(engine: Engine, prompt: list[int], text: str | None = None) -> tuple[tu
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("strides:step=2,recent=8", "is not a cache policy that is imported. Known policies: "),
+        (
+            "strides:step=2,recent=8",
+            "'strides' is not a policy. Policies: none, compactor, h2o, kvzip, lru, snapkv, st",
+        ),
+        ("", "'' is not a policy"),
+        ("none:step=2", "none has no options"),
+        ("stride:step=2,recent=8,step=3", "gives step twice"),
+        ("stride:step=٢,recent=8", "'step=٢' is not OPTION=NUMBER"),
         ("stride:step=2", "lacks an option"),
         ("stride:step=1,recent=8", "step=1 drops nothing"),
         ("stride:step=2,recent=0", "recent=0 and rows=128 must be 1 or more"),
         ("stride:step=2,recent=half", "'recent=half' is not OPTION=NUMBER with an option of stride"),
-        ("nearest:window=8", "comes from a model's own layers"),
+        ("nearest:window=8", "'nearest' is not a policy"),
         ("stride:step=2,recent=12", "recent=12 is not a multiple of block_size=8"),
     ],
 )

@@ -56,7 +56,7 @@ def test_server_and_requests_choose(client: httpx.Client, engine: Path) -> None:
         ("snapkv:share=50", "the engine was built for stride:step=2"),
         ("stride:step=2,recent=10", "recent=10 is not a multiple of block_size=16"),
         ("stride:step=1,recent=16", "step=1 drops nothing"),
-        ("strides:step=2", "is not a cache policy"),
+        ("strides:step=2", "is not a policy"),
         (5, "Input should be a valid string"),
     ],
 )
