@@ -15,6 +15,7 @@ from llmc.errors import LlmcError, OptionError, RequestError
 from llmc.program import H2O, CachePolicy, ChoosingHeads, Compactor, KVzip, Lru, Scored, SnapKV, TriAttention
 from llmc.runtime.engine import Engine
 from tests.end_to_end.calibration_queries import write_calibration
+from tests.end_to_end.company import assert_alike, least_cache_bytes
 from tests.end_to_end.scored_reference import greedy
 from tests.end_to_end.test_kv_compression import built, model
 from tests.tiny_models import tiny_checkpoint, tiny_tokens
@@ -145,6 +146,29 @@ def test_rows_are_scored_as_what_they_stand_for(text: str, cache: dict[str, str]
             assert abs(choice.logprobs[1].logprob - expected[1]) < bound
             found.append(choice.token_ids)
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize(
+    ("text", "cache"),
+    [
+        (SNAPKV, "int4:head:rotated"),
+        (KVZIP, "int8"),
+        pytest.param(H2O_TEXT, "int4:head", marks=pytest.mark.slow),
+        pytest.param(COMPACTOR, "int8:rotated", marks=pytest.mark.slow),
+        pytest.param(TOGETHER, "fp8", marks=pytest.mark.slow),
+    ],
+)
+def test_bits_on_codes_are_the_same_in_any_company(text: str, cache: str, built: Callable[..., Path]) -> None:
+    """Rejected drafts leave nothing in codes, and swapped codes come back as they were."""
+    path = built(kv_compression=text, target="cpu", kv_cache=cache)
+    with llmc.load(path, threads=1) as engine:
+        expected = said(engine)
+        assert engine.loop.groups[0].stats.dropped, "nothing was evicted"
+    assert_alike(path, said, expected)
+    least = least_cache_bytes(path)
+    for size in (None, "100MB"):
+        with llmc.load(path, kv_cache_bytes=least, kv_offloading_size=size) as engine:
+            assert said(engine) == expected and engine.loop.scheduler.preemptions
 
 
 @each_policy
