@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import llmc
+from llmc.engine_format.reader import read_engine
 from llmc.errors import LlmcError, OptionError, RequestError
 from llmc.program import CachePolicy
 from llmc.runtime.engine import Engine
@@ -83,6 +84,17 @@ def test_codes_move_as_they_are(codes: str, built: Callable[..., Path]) -> None:
             found.append(said(engine))
             assert engine.loop.groups[0].stats.dropped
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("codes", ["int8", "int4:head"])
+def test_no_step_decodes_a_cache(codes: str, model: Path, tmp_path: Path) -> None:
+    """A decoded copy of keys and values would take memory that grows with the longest sequence."""
+    arenas = []
+    for longest in (64, 256):
+        path = tmp_path / f"{longest}.llmc"
+        llmc.build(model, path, max_batch_tokens=64, max_model_len=longest, kv_cache=codes)
+        arenas.append(read_engine(path).program.arena)
+    assert arenas[0] == arenas[1]
 
 
 @pytest.mark.parametrize("codes", ["auto", "int8"])
