@@ -79,6 +79,15 @@ def parse_compression(text: str) -> CachePolicy:
         raise _unknown(text, str(error)) from None
 
 
+def fitted_compression(text: str, block_size: int) -> CachePolicy:
+    """The same for blocks of this size. Raises OptionError, also for a text that names another size."""
+    policy = parse_compression(text)
+    fitted = policy.fitted(block_size)
+    if fitted != policy and "block=" in text:
+        raise _unknown(text, f"blocks have {block_size} rows; block need not be given")
+    return fitted
+
+
 def compressions(kind: type[Compression] = Compression) -> dict[str, type[Compression]]:
     """The policies that are imported, by name."""
     found = {kind.NAME: kind} if kind.NAME else {}

@@ -213,6 +213,7 @@ def test_a_full_budget_changes_no_bit(text: str, full: str, built: Callable[...,
         ("snapkv:share=50,window=200", "window=200 is not a number of queries from 1 to 128"),
         ("snapkv:budget=50,window=16,every=16,sinks=2", "budget=50 is not a multiple of block_size=8"),
         ("snapkv:share=50,window=32", "cannot run snapkv:share=50"),
+        ("snapkv:share=50,window=16,every=16,sinks=2,block=16", "blocks have 8 rows"),
         ("h2o:budget=48,recent=16,every=16,sinks=2", "cannot run h2o:budget=48"),
     ],
 )
