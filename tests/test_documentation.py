@@ -93,6 +93,12 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert (page.parent / target.partition("#")[0]).exists(), target
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_named_tests_exist(page: Path) -> None:
+    for file, name in re.findall(r"`(tests/[\w/]+\.py)::(test_\w+)`", page.read_text(encoding="utf-8")):
+        assert f"\ndef {name}(" in (ROOT / file).read_text(encoding="utf-8"), f"{file} has no {name}"
+
+
 def test_the_pages_are_in_the_sites_navigation() -> None:
     site = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     assert [page.name for page in PAGES[1:] if f" {page.name}\n" not in site] == []

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 
-from llmc import build
+from llmc import SamplingParams, build, load
 from llmc.cli.engine_options import EngineOptions
 from llmc.engine_format.manifest import read_manifest
 from llmc.engines.engine_argument import engine_of
 from llmc.engines.llm import LLM
 from llmc.errors import OptionError, TargetError
-from tests.cli.command import MODEL
+from tests.cli.command import MODEL, assert_user_error, llmc
+
+STRIDE, OTHER = "stride:step=2,recent=16,rows=16", "stride:step=3,recent=16,rows=16"
+PROMPT = "The king said that he"
 
 
 @pytest.mark.parametrize(
@@ -72,15 +75,35 @@ def test_the_command_line_refuses_the_same(draft_engine: Path) -> None:
         EngineOptions(target="h10").engine(draft_engine)
 
 
-def test_an_engine_with_a_policy_is_taken_without_naming_it(tmp_path: Path) -> None:
-    """And one that is older than the option has its default."""
-    policy = "stride:step=2,recent=64"
-    path = tmp_path / "strided.llmc"
-    build(MODEL, path, target="reference", max_model_len=256, kv_compression=policy)
-    assert EngineOptions().engine(path) == EngineOptions(kv_compression=policy).engine(path) == path
-    with pytest.raises(OptionError, match="without kv_compression='none'"):
-        EngineOptions(kv_compression="none").engine(path)
-    manifest = read_manifest(path)
-    older = replace(manifest, options={k: v for k, v in manifest.options.items() if k != "kv_compression"})
-    with patch("llmc.engines.engine_argument.read_manifest", return_value=older):
-        assert EngineOptions(kv_compression="none").engine(path) == path
+@pytest.fixture(scope="module")
+def strided(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An engine whose tables are cut for the first time at 48 tokens."""
+    path = tmp_path_factory.mktemp("strided") / "engine.llmc"
+    build(MODEL, path, target="reference", max_model_len=256, kv_compression=STRIDE)
+    return path
+
+
+def test_an_engine_with_a_policy_runs_others(strided: Path) -> None:
+    """A load chooses within what was built, on the command line, too."""
+    params = SamplingParams(max_tokens=120, ignore_eos=True)
+    with load(strided) as engine:
+        texts = (STRIDE, OTHER, "none")
+        said = {text: engine.generate(PROMPT, replace(params, kv_compression=text))[0].text for text in texts}
+    assert len({*said.values()}) == 3
+    for text, expected in said.items():
+        assert EngineOptions(kv_compression=text).engine(strided) == strided
+        with LLM(strided, kv_compression=text) as model:
+            assert model.generate(PROMPT, params)[0].text == expected
+        asked = ("--prompt", PROMPT, "--max-tokens", "120", "--ignore-eos", "--temperature", "0", "--json")
+        outcome = llmc("run", strided, *asked, "--kv-compression", text)
+        assert outcome.code == 0 and json.loads(outcome.out)["text"] == expected, outcome
+    with LLM(strided) as model:
+        assert model.generate(PROMPT, params)[0].text == said[STRIDE]
+
+
+def test_an_engine_with_a_policy_refuses_what_it_cannot_run(strided: Path) -> None:
+    policy = "streaming:budget=64"
+    for arguments in (("run", strided, "--prompt", PROMPT), ("chat", strided), ("serve", strided)):
+        assert_user_error(llmc(*arguments, "--kv-compression", policy), "cannot run streaming:budget=64")
+    with pytest.raises(OptionError, match="cannot run streaming"):
+        LLM(strided, kv_compression=policy)

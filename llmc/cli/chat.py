@@ -62,7 +62,7 @@ def chat(
     opening.check()
     path = built.engine(model, longest=max_model_len)
     console = Console(highlight=False)
-    with opening.open(path) as opened:
+    with opening.open(path, built.kv_compression) as opened:
         prompt = conversation_prompt(opened, chat_template)
         if prompt.is_plain:
             console.print("[yellow]the model has no chat template: it is shown a plain transcript[/]")

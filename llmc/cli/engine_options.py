@@ -32,8 +32,8 @@ class EngineOptions:
         """Return the engine at `path`. For a model directory, take its engine from the cache or build it now.
 
         longest: The max_model_len that it must have. limits: others of a build, by the names of BuildOptions, which the
-        caller applies to an engine that is built already. None is the default. Raises OptionError for options that an
-        engine which is built already cannot follow, and LlmcError.
+        caller applies to an engine that is built already, as it does `kv_compression`. None is the default. Raises
+        OptionError for options that an engine which is built already cannot follow, and LlmcError.
         """
         from llmc.engine_format.manifest import is_engine
         from llmc.engines.engine_argument import check_follows, engine_of
@@ -42,6 +42,8 @@ class EngineOptions:
 
         values = self._values() if longest is None else {**self._values(), "max_model_len": longest}
         if is_engine(path):
+            # A load may choose another policy than the build.
+            values.pop("kv_compression", None)
             check_follows(path, self.target, values)
             return path
         from llmc.cli.stage_bars import StageBars

@@ -71,8 +71,8 @@ class OpeningOptions:
         if self.executor is not None:
             check_executor_name(self.executor)
 
-    def open(self, engine: Path) -> Engine:
-        """Open the engine with these options. Raises LlmcError."""
+    def open(self, engine: Path, kv_compression: str | None = None) -> Engine:
+        """Open the engine with these options. kv_compression: as in llmc.load. Raises LlmcError."""
         from llmc.runtime.executors.opening import check_executor_name
         from llmc.runtime.loading import load
 
@@ -82,6 +82,7 @@ class OpeningOptions:
             threads=self.threads,
             executor=name,
             speculation=self.speculative_config,
+            kv_compression=kv_compression,
             kv_offloading_size=self.kv_offloading_size,
             kv_offloading_dir=self.kv_offloading_dir,
         )

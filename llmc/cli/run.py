@@ -57,7 +57,7 @@ def run(
     prompts = read_prompts(prompt, prompt_file)
     path = built.engine(model, longest=max_model_len, **built_for(lora))
     start = time.perf_counter()
-    with opening.open(path) as engine:
+    with opening.open(path, built.kv_compression) as engine:
         adapter = None if lora is None else load_adapter(engine, lora)
         loaded = time.perf_counter()
         if chat:

@@ -82,6 +82,7 @@ def serve(
     end_on_sigterm()
     require_extra("serve", "llmc serve")
     options = serve_options(model, adapters, listening, answers, capacity)
+    options = replace(options, kv_compression=built.kv_compression)
     start(with_engine(options, built, adapters), data_parallel_size, routing)
 
 

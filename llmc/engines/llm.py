@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from llmc.api.keywords import expanded
+from llmc.engine_format.manifest import is_engine
 from llmc.engine_format.path_argument import path_argument
 from llmc.engines.engine_argument import check_follows, engine_of
 from llmc.errors import OptionError
@@ -44,7 +45,7 @@ class LLM(TextGenerator):
             which is already loaded.
         chat_template: A template's text, a Jinja file, or the name of a built-in template; default the model's own.
         **build_options: The fields of llmc.options.BuildOptions. An existing engine that was built otherwise is an
-            error.
+            error, except for kv_compression, which a load may choose within what was built.
 
     Raises:
         LlmcError: As in `llmc.compile` and `llmc.load`.
@@ -86,6 +87,8 @@ class LLM(TextGenerator):
             check_follows(model.path, target, build_options)
         else:
             place = local_model(model) if isinstance(model, str) else path_argument("model", model)
+            if is_engine(place):
+                opening["kv_compression"] = build_options.pop("kv_compression", None)
             self._engine = load(engine_of(place, target=target, **build_options), **opening)
         super().__init__(self._engine.completer, self._engine.conversations, chat_template)
         if chat_template is not None:

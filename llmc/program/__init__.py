@@ -3,7 +3,7 @@
 from llmc.program.adapter_pools import AdapterPools
 from llmc.program.cache_policy import EVERYTHING, MAX_SLOTS, TREE_REACH, CachePolicy, Cut, Nearest, Progress, Visible
 from llmc.program.compactor import Compactor
-from llmc.program.compression import Compression, compression_problem, parse_compression
+from llmc.program.compression import Compression, compression_problem, fitted_compression, parse_compression
 from llmc.program.device_kernel import LIBRARY, DeviceBinary, DeviceKernel, DeviceParameter
 from llmc.program.h2o import H2O
 from llmc.program.head import Activation, Head, Pooling, Task
@@ -118,6 +118,7 @@ __all__ = [
     "WeightSlot",
     "code_rows_layout",
     "compression_problem",
+    "fitted_compression",
     "group_input",
     "is_for",
     "parse_compression",

@@ -268,6 +268,8 @@ class CachePolicy:
         options = dict[str, Any]()
         for option in given.split(",") if given else ():
             key, _, value = option.partition("=")
+            if key in options:
+                raise ValueError(f"{text!r:.200} gives {key} twice")
             try:
                 options[key] = _option(kinds[name], key, value)
             except ValueError as error:
@@ -329,6 +331,6 @@ def _option(kind: type[CachePolicy], key: str, value: str) -> int | StrEnum:
         if word is None:
             raise ValueError(f"one of {', '.join(f'{key}={word}' for word in type(default))}")
         return word
-    if key not in options or not value.isdecimal():
+    if key not in options or not (value.isascii() and value.isdecimal()):
         raise ValueError(f"OPTION=NUMBER with an option of {kind.NAME} ({', '.join(options)})")
     return int(value)

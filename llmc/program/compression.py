@@ -66,15 +66,34 @@ def parse_compression(text: str) -> CachePolicy:
     """The policy that `kv_compression` names; NONE keeps everything. Raises OptionError."""
     if not isinstance(text, str):
         raise _unknown(text, f"it is {type(text).__name__}, and not a text")
-    if text == NONE:
+    if text in (NONE, str(EVERYTHING)):
         return EVERYTHING
+    name, known = text.partition(":")[0], sorted(compressions())
+    if name == NONE:
+        raise _unknown(text, f"{NONE} has no options")
+    if name not in known:
+        raise _unknown(text, f"{name!r:.100} is not a policy. Policies: {', '.join((NONE, *known))}")
     try:
-        policy = CachePolicy.from_text(text)
+        return CachePolicy.from_text(text)
     except ValueError as error:
         raise _unknown(text, str(error)) from None
-    if policy != EVERYTHING and not isinstance(policy, Compression):
-        raise _unknown(text, f"{policy} comes from a model's own layers")
-    return policy
+
+
+def fitted_compression(text: str, block_size: int) -> CachePolicy:
+    """The same for blocks of this size. Raises OptionError, also for a text that names another size."""
+    policy = parse_compression(text)
+    fitted = policy.fitted(block_size)
+    if fitted != policy and "block=" in text:
+        raise _unknown(text, f"blocks have {block_size} rows; block need not be given")
+    return fitted
+
+
+def compressions(kind: type[Compression] = Compression) -> dict[str, type[Compression]]:
+    """The policies that are imported, by name."""
+    found = {kind.NAME: kind} if kind.NAME else {}
+    for subclass in kind.__subclasses__():
+        found |= compressions(subclass)
+    return found
 
 
 def _unknown(text: object, problem: str) -> OptionError:

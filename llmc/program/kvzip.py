@@ -1,6 +1,6 @@
 """KV compression by the attention of a second reading of the prompt (docs/kv-compression.md)."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from llmc.program.cache_policy import CachePolicy, Cut, Nearest, Progress
@@ -44,6 +44,16 @@ class KVzip(Scored):
 
     def in_blocks(self) -> tuple[str, ...]:
         return ("budget",) if self.budget is not None else ()
+
+    def cut_problem(self, block_size: int) -> str | None:
+        if self.prefix is not None and self.share != 100:
+            fitted, least = replace(self, block=block_size), self.prefix + 2 * block_size
+            if fitted.read_again(least) <= fitted.kept(least):
+                return (
+                    f"prefix={self.prefix} drops nothing: {fitted.read_again(least)} of its rows are scored, and "
+                    f"{fitted.kept(least)} are kept. A longer prefix does"
+                )
+        return super().cut_problem(block_size)
 
     def read_again(self, prompt: int) -> int:
         """Number of first tokens that are read again. They are whole blocks. Another block follows them within the

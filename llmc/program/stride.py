@@ -26,7 +26,7 @@ class Stride(Compression):
 
     def __post_init__(self) -> None:
         if self.step < 2:
-            raise ValueError(f"step={self.step} drops nothing: give 2 or more, or kv_compression=everything")
+            raise ValueError(f"step={self.step} drops nothing: give 2 or more, or kv_compression=none")
         if not self.recent or not self.rows:
             raise ValueError(f"recent={self.recent} and rows={self.rows} must be 1 or more")
 

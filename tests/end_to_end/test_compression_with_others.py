@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +13,12 @@ import torch
 import transformers
 
 import llmc
+from llmc import SamplingParams
 from llmc.architectures.tiny_config import tiny_architecture, tiny_config
 from llmc.errors import OptionError
 from llmc.program import CachePolicy
 from llmc.runtime.engine import Engine
+from tests.adapters.directories import llama_adapter
 from tests.end_to_end.calibration_queries import write_calibration
 from tests.end_to_end.test_kv_compression import built, model
 from tests.end_to_end.test_states import bits
@@ -48,6 +52,27 @@ def test_room_for_adapters_changes_no_token(text: str, built: Callable[..., Path
         with llmc.load(built(kv_compression=text, target="cpu", **options), threads=1) as engine:
             found.append(said(engine))
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("text", [SCORED[0], SCORED[4], "streaming:budget=48,every=16"])
+def test_requests_with_an_adapter_are_compressed(text: str, built: Callable[..., Path], tmp_path: Path) -> None:
+    """Bits are the same in chunks, beside requests without one, and with rows of their own in the prefix cache."""
+    path = built(kv_compression=text, target="cpu", enable_lora=True, max_loras=2, max_lora_rank=8)
+    adapter, found = llama_adapter(tmp_path / "adapter"), dict[str | None, set[str]]()
+    params = SamplingParams(max_tokens=40, ignore_eos=True, logprobs=0)
+    for chunk in (None, 5):
+        with llmc.load(path, threads=1, max_step_tokens=chunk) as engine, ThreadPoolExecutor(2) as pool:
+            engine.load_adapter("a", adapter)
+            names = ["a", None] * 3
+            for name, answers in zip(names, pool.map(partial(answered, engine, params), names), strict=True):
+                found.setdefault(name, set()).add(repr(answers))
+            assert engine.loop.groups[0].stats.dropped and engine.loop.scheduler.prefix_cache.hits
+    assert len(found["a"]) == len(found[None]) == 1 and found["a"] != found[None]
+
+
+def answered(engine: Engine, params: SamplingParams, adapter: str | None) -> object:
+    (answer,) = engine.generate([TOKENS], params, adapter=adapter)
+    return answer.choices[0].token_ids, answer.choices[0].logprobs
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama4_text"])

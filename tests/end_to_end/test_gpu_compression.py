@@ -32,9 +32,10 @@ from tests.tiny_models import tiny_checkpoint, tiny_tokens
 
 TOKENS = tiny_tokens(200)
 OF_MEANS = COUNTED, BY_KV_HEAD, f"{COUNTED},heads=all"
-# Of the short prompts below, 48 tokens are read again.
+# The prompts below are short: 48 tokens are read again.
 SHORT = KVZIP.replace("budget=48", "budget=24")
-POLICIES = [SNAPKV, H2O_TEXT, SHORT, LRU, COMPACTOR, STREAMING, *OF_MEANS]
+OF_CHUNKS = COMPACTOR.replace("budget=80", "budget=48")
+POLICIES = [SNAPKV, H2O_TEXT, SHORT, LRU, OF_CHUNKS, STREAMING, *OF_MEANS]
 WITHOUT_QUERIES = STREAMING, *OF_MEANS
 each_policy = pytest.mark.parametrize(
     "text", POLICIES, ids=lambda text: "-".join((text.partition(":")[0], *re.findall("heads=.*", text)))

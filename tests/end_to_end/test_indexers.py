@@ -15,7 +15,9 @@ from llmc.graph.call_arguments import call_arguments
 from llmc.options import BuildOptions
 from llmc.passes.pipeline import default
 from llmc.passes.runner import run_pipeline
+from llmc.runtime.engine import Engine
 from llmc.runtime.loading import load
+from tests.end_to_end.company import least_cache_bytes
 
 TOKENS = [(7 + 37 * i + i * i) % 150 + 3 for i in range(40)]
 CHOSEN = 12
@@ -52,6 +54,25 @@ def test_logits_equal_in_longer_contexts(model_type: str, target: str, deepseek:
     with load(tmp_path / "engine.llmc") as engine:
         actual = engine.logits(TOKENS)
     assert np.abs(actual - expected).max() <= TOLERANCE * expected.std()
+
+
+def test_their_keys_come_back_from_a_second_tier(deepseek: Path, tmp_path: Path) -> None:
+    """Blocks that leave the cache carry the keys that indexers choose by: other bits would choose other tokens."""
+    limits: dict[str, Any] = {"max_model_len": 64, "max_sequences": 4, "max_batch_tokens": 32, "block_size": 8}
+    build(deepseek, tmp_path / "engine.llmc", target="cpu", dtype="float32", **limits)
+
+    def answers(engine: Engine) -> list[object]:
+        prompts = [[token + number for token in TOKENS[:30]] for number in range(5)]
+        texts = engine.generate(prompts, max_tokens=20, ignore_eos=True, logprobs=1)
+        return [(text.choices[0].token_ids, repr(text.choices[0].logprobs)) for text in texts]
+
+    with load(tmp_path / "engine.llmc", threads=1) as engine:
+        expected = answers(engine)
+    least = least_cache_bytes(tmp_path / "engine.llmc")
+    with load(tmp_path / "engine.llmc", threads=1, kv_cache_bytes=least, kv_offloading_size="50MB") as engine:
+        assert answers(engine) == expected and answers(engine) == expected
+        tier = engine.loop.scheduler.second_tier
+        assert engine.loop.scheduler.preemptions and tier is not None and tier.stats.hits
 
 
 def test_attention_sees_what_is_chosen(deepseek: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import llmc
+from llmc.engine_format.reader import read_engine
 from llmc.errors import LlmcError, OptionError, RequestError
 from llmc.program import CachePolicy
 from llmc.runtime.engine import Engine
@@ -85,6 +86,17 @@ def test_codes_move_as_they_are(codes: str, built: Callable[..., Path]) -> None:
     assert found[0] == found[1]
 
 
+@pytest.mark.parametrize("codes", ["int8", "int4:head"])
+def test_no_step_decodes_a_cache(codes: str, model: Path, tmp_path: Path) -> None:
+    """A decoded copy of keys and values would take memory that grows with the longest sequence."""
+    arenas = []
+    for longest in (64, 256):
+        path = tmp_path / f"{longest}.llmc"
+        llmc.build(model, path, max_batch_tokens=64, max_model_len=longest, kv_cache=codes)
+        arenas.append(read_engine(path).program.arena)
+    assert arenas[0] == arenas[1]
+
+
 @pytest.mark.parametrize("codes", ["auto", "int8"])
 @pytest.mark.parametrize(
     ("text", "same", "longer"), [(STRIDE, 136, 176), ("streaming:budget=48,sinks=3,every=16", 136, 136)]
@@ -119,12 +131,19 @@ def bits(engine: Engine, prompt: list[int], text: str | None = None) -> tuple[tu
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("strides:step=2,recent=8", "is not a cache policy that is imported. Known policies: "),
+        (
+            "strides:step=2,recent=8",
+            "'strides' is not a policy. Policies: none, compactor, h2o, kvzip, lru, snapkv, st",
+        ),
+        ("", "'' is not a policy"),
+        ("none:step=2", "none has no options"),
+        ("stride:step=2,recent=8,step=3", "gives step twice"),
+        ("stride:step=٢,recent=8", "'step=٢' is not OPTION=NUMBER"),
         ("stride:step=2", "lacks an option"),
         ("stride:step=1,recent=8", "step=1 drops nothing"),
         ("stride:step=2,recent=0", "recent=0 and rows=128 must be 1 or more"),
         ("stride:step=2,recent=half", "'recent=half' is not OPTION=NUMBER with an option of stride"),
-        ("nearest:window=8", "comes from a model's own layers"),
+        ("nearest:window=8", "'nearest' is not a policy"),
         ("stride:step=2,recent=12", "recent=12 is not a multiple of block_size=8"),
     ],
 )

@@ -15,6 +15,7 @@ from llmc.errors import LlmcError, OptionError, RequestError
 from llmc.program import H2O, CachePolicy, ChoosingHeads, Compactor, KVzip, Lru, Scored, SnapKV, TriAttention
 from llmc.runtime.engine import Engine
 from tests.end_to_end.calibration_queries import write_calibration
+from tests.end_to_end.company import assert_alike, least_cache_bytes
 from tests.end_to_end.scored_reference import greedy
 from tests.end_to_end.test_kv_compression import built, model
 from tests.tiny_models import tiny_checkpoint, tiny_tokens
@@ -23,7 +24,7 @@ __all__ = ["built", "model"]
 
 SNAPKV = "snapkv:budget=48,window=16,every=16,sinks=2"
 H2O_TEXT = "h2o:budget=48,every=16,sinks=2,recent=16"
-COMPACTOR = "compactor:budget=48,every=16,sinks=3,recent=2,chunk=32"
+COMPACTOR = "compactor:budget=80,every=16,sinks=3,recent=2,chunk=32"
 KVZIP = "kvzip:budget=48,every=16,sinks=2,chunk=40"
 LRU = "lru:budget=48,every=16,sinks=8,recent=16"
 TRIATTENTION = "triattention:budget=16,every=16,sinks=2,recent=8"
@@ -33,7 +34,7 @@ BY_KV_HEAD = "triattention:budget=48,every=16,sinks=2,recent=16,pinned=0,heads=k
 POLICIES: dict[str, Scored] = {
     SNAPKV: SnapKV(budget=48, every=16, sinks=2, block=8, window=16),
     H2O_TEXT: H2O(budget=48, every=16, sinks=2, block=8, recent=16),
-    COMPACTOR: Compactor(budget=48, every=16, sinks=3, block=8, recent=2, chunk=32),
+    COMPACTOR: Compactor(budget=80, every=16, sinks=3, block=8, recent=2, chunk=32),
     KVZIP: KVzip(budget=48, every=16, sinks=2, block=8, chunk=40),
     LRU: Lru(budget=48, every=16, sinks=8, block=8, recent=16),
     TRIATTENTION: TriAttention(budget=16, every=16, sinks=2, block=8, recent=8),
@@ -147,6 +148,29 @@ def test_rows_are_scored_as_what_they_stand_for(text: str, cache: dict[str, str]
     assert found[0] == found[1]
 
 
+@pytest.mark.parametrize(
+    ("text", "cache"),
+    [
+        (SNAPKV, "int4:head:rotated"),
+        (KVZIP, "int8"),
+        pytest.param(H2O_TEXT, "int4:head", marks=pytest.mark.slow),
+        pytest.param(COMPACTOR, "int8:rotated", marks=pytest.mark.slow),
+        pytest.param(TOGETHER, "fp8", marks=pytest.mark.slow),
+    ],
+)
+def test_bits_on_codes_are_the_same_in_any_company(text: str, cache: str, built: Callable[..., Path]) -> None:
+    """Rejected drafts leave nothing in codes, and swapped codes come back as they were."""
+    path = built(kv_compression=text, target="cpu", kv_cache=cache)
+    with llmc.load(path, threads=1) as engine:
+        expected = said(engine)
+        assert engine.loop.groups[0].stats.dropped, "nothing was evicted"
+    assert_alike(path, said, expected)
+    least = least_cache_bytes(path)
+    for size in (None, "100MB"):
+        with llmc.load(path, kv_cache_bytes=least, kv_offloading_size=size) as engine:
+            assert said(engine) == expected and engine.loop.scheduler.preemptions
+
+
 @each_policy
 def test_a_prefix_is_not_answered_by_compacted_blocks(text: str, built: Callable[..., Path]) -> None:
     """A request that keeps everything finds the blocks of one that was compacted, as they were before."""
@@ -189,6 +213,7 @@ def test_a_full_budget_changes_no_bit(text: str, full: str, built: Callable[...,
         ("snapkv:share=50,window=200", "window=200 is not a number of queries from 1 to 128"),
         ("snapkv:budget=50,window=16,every=16,sinks=2", "budget=50 is not a multiple of block_size=8"),
         ("snapkv:share=50,window=32", "cannot run snapkv:share=50"),
+        ("snapkv:share=50,window=16,every=16,sinks=2,block=16", "blocks have 8 rows"),
         ("h2o:budget=48,recent=16,every=16,sinks=2", "cannot run h2o:budget=48"),
     ],
 )

@@ -41,6 +41,20 @@ def test_prompts_of_any_length_have_one_cut_within_their_prefix(prefix: int, end
         assert cuts(policy, 106) == cuts(policy, 300)
 
 
+@pytest.mark.parametrize(
+    ("policy", "scored", "kept"),
+    [
+        (replace(POLICY, prefix=15), 0, 16),
+        (replace(POLICY, prefix=24), 16, 16),
+        (KVzip(share=30, block=8, prefix=17), 8, 8),
+    ],
+)
+def test_a_prefix_without_rows_to_drop_is_refused(policy: KVzip, scored: int, kept: int) -> None:
+    problem = policy.cut_problem(8)
+    assert problem is not None and f"{scored} of its rows are scored, and {kept} are kept" in problem
+    assert policy.prefix is not None and replace(policy, prefix=policy.prefix + 24).cut_problem(8) is None
+
+
 def test_eager_runs_read_nothing_again() -> None:
     assert list(POLICY.cuts(200)) == []
     assert list(POLICY.seen(60))[-1] == list(range(60))

@@ -19,7 +19,7 @@ from llmc.graph.stage import Stage
 from llmc.options import BuildOptions
 from llmc.passes.rewrite import GraphPass, Numerics
 from llmc.passes.rewrite_log import RewriteLog
-from llmc.program import EVERYTHING, CachePolicy, parse_compression
+from llmc.program import EVERYTHING, CachePolicy, fitted_compression
 
 
 def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
@@ -63,7 +63,7 @@ compress_kv_cache = GraphPass("compress_kv_cache", run, Numerics.LOSSY, Stage.CA
 
 def asked_policy(options: BuildOptions) -> CachePolicy:
     """The policy of `kv_compression`. Raises OptionError for an unknown policy, or for one that does not fit blocks."""
-    policy = parse_compression(options.kv_compression).fitted(options.block_size)
+    policy = fitted_compression(options.kv_compression, options.block_size)
     problem = policy.cut_problem(options.block_size)
     if problem is not None:
         fix = f"give multiples of {options.block_size}, or build with a smaller block_size"

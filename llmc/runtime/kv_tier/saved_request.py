@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from llmc.runtime.kv_tier.block_store import BlockKey
 from llmc.runtime.memory import Bytes
+from llmc.runtime.requests.second_reading import SecondReading
 
 
 @dataclass(frozen=True)
@@ -25,13 +26,15 @@ class SavedRequest:
     """A request whose blocks are in the second tier. computed: tokens whose keys and values are in its blocks. shared:
     number of the first group's blocks that are not saved here, because they are found by their digests. tables: the
     tables by group. keys: the keys of the saved blocks, in the order of the tables' places. must_return: its tokens
-    cannot be computed again with the same bits. arrived: the saved blocks, once they have been fetched."""
+    cannot be computed again with the same bits. reading: the second reading that is under way. arrived: the saved
+    blocks, once they have been fetched."""
 
     computed: int
     shared: int
     tables: tuple[SavedTable, ...]
     keys: tuple[tuple[BlockKey, ...], ...]
     must_return: bool
+    reading: SecondReading | None = None
     arrived: dict[BlockKey, Bytes] = field(default_factory=dict)
 
     @property

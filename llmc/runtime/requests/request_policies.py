@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from llmc.errors import OptionError, RequestError
-from llmc.program import EVERYTHING, CachePolicy, Program, compression_problem, parse_compression
+from llmc.program import EVERYTHING, CachePolicy, Program, compression_problem, fitted_compression
 
 
 class RequestPolicies:
@@ -56,7 +56,7 @@ class RequestPolicies:
             )
 
     def _checked(self, text: str) -> CachePolicy:
-        policy = parse_compression(text).fitted(self._block_size)
+        policy = fitted_compression(text, self._block_size)
         if self._built is None:
             if policy.drops_rows:
                 raise OptionError(

@@ -40,6 +40,11 @@ class SecondReading:
         return self.end + len(self.parts[0])
 
     @property
+    def most(self) -> int:
+        """Number of tokens of the request and of the longest part that is left."""
+        return self.end + max(map(len, self.parts))
+
+    @property
     def next_update(self) -> int:
         """Number of tokens, counted as `scored`, after which scores change next."""
         return self.end if self.scored is None else min(self.scored + self.every, self.part_end)
@@ -83,6 +88,13 @@ def longest_part(reads: int, end: int, limits: Limits, instruction: Sequence[int
         instruction: Tokens that each part begins with, before the cue.
     """
     return min(reads, min(limits.max_batch_tokens, limits.max_model_len - end) - len(instruction) - CUE)
+
+
+def most_tokens(reads: int, end: int, limits: Limits, instruction: Sequence[int]) -> int:
+    """Return the most tokens, of the request and of a part, that a reading has in the request's blocks at once. The
+    arguments are those of longest_part."""
+    longest = max(1, longest_part(reads, end, limits, instruction))
+    return end + len(instruction) + (min(longest, end) if end <= longest else CUE + longest)
 
 
 def check_room(where: str, policy: CachePolicy, prompt: int, limits: Limits, instruction: Sequence[int]) -> None:

@@ -6,9 +6,10 @@ from functools import partial
 
 from llmc.program import CachePolicy, Cut, Limits, Nearest, Program, Progress
 from llmc.runtime.engine_stats import GroupStats
+from llmc.runtime.kv_tier.saved_request import SavedTable
 from llmc.runtime.requests.request import Request
 from llmc.runtime.requests.request_state import GroupTable
-from llmc.runtime.requests.second_reading import SecondReading, longest_part, parts_of
+from llmc.runtime.requests.second_reading import SecondReading, longest_part, most_tokens, parts_of
 from llmc.runtime.scheduling.block_pool import BlockPool
 from llmc.runtime.scheduling.cut_tables import CutTables
 
@@ -82,10 +83,10 @@ class GroupPool:
         """Number of rows that a token sees of those that are not pinned."""
         return self._visible.near or self._limits.max_model_len
 
-    def most(self, request: Request) -> int:
-        """The most blocks that the request holds until it has computed the tokens that it has."""
+    def most(self, request: Request, tokens: int) -> int:
+        """The most blocks that the request holds until it has computed this many tokens."""
         policy, limits = self.policy(request), self._limits
-        of_tokens = limits.blocks_for(policy.most_rows(len(request.tokens)))
+        of_tokens = limits.blocks_for(policy.most_rows(tokens))
         return min(of_tokens, policy.sequence_blocks(limits, limits.max_batch_tokens + self._slack))
 
     def tell_losses(self, listener: Callable[[Sequence[int], Sequence[int]], None]) -> None:
@@ -297,6 +298,14 @@ class GroupPool:
         parts = parts_of(request.tokens, end, longest, instruction)
         return SecondReading(end, parts, policy.queries.window - 1)
 
+    def read_again(self, request: Request, table: GroupTable | SavedTable | None) -> int:
+        """The most tokens that the reading before the next cut will have in the request's blocks at once; 0 if that cut
+        needs no reading. table: None before the first cut."""
+        policy, done = self.policy(request), _progress(request, table)
+        end = policy.next_cut(done)
+        cut = Cut(()) if end is None else policy.cut(done)
+        return most_tokens(cut.reads, end, self._limits, request.origin.instruction) if end and cut.reads else 0
+
     def _cut(self, request: Request, table: GroupTable) -> Cut:
         cut, reading = self.policy(request).cut(_progress(request, table)), request.standing.reading
         return cut if reading is None else reading.cut(cut, request.computed)
@@ -338,7 +347,7 @@ class GroupPool:
         self._cut_tables.lose(blocks)
 
 
-def _progress(request: Request, table: GroupTable | None) -> Progress:
+def _progress(request: Request, table: GroupTable | SavedTable | None) -> Progress:
     dropped, cut_at = (0, 0) if table is None else (table.dropped, table.cut_at)
     return Progress(request.prompt_length, dropped, cut_at)
 

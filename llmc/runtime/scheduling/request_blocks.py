@@ -7,6 +7,7 @@ from llmc.program import Limits
 from llmc.runtime.kv_tier.saved_request import SavedRequest, SavedTable
 from llmc.runtime.requests.request import Request
 from llmc.runtime.requests.request_state import GroupTable
+from llmc.runtime.requests.second_reading import SecondReading
 from llmc.runtime.scheduling.block_pool import BlockPool
 from llmc.runtime.scheduling.group_pool import DoneCut, GroupPool
 from llmc.runtime.scheduling.step_plan import StepOutline
@@ -135,8 +136,13 @@ class RequestBlocks:
     def can_start(self, request: Request, found_blocks: Sequence[int], others: Sequence[Request]) -> bool:
         """Whether there is room for a request after the found blocks, and for the blocks that the running requests of
         `others` still need for their tokens."""
-        missing = self._limits.blocks_for(len(request.tokens)) - len(found_blocks)
-        needs = [min(missing + group.revived(found_blocks), group.most(request)) for group in self.groups]
+        tables = [group.cut_table(found_blocks, len(found_blocks)) for group in self.groups]
+        tokens = self._most_tokens(request, tables, None)
+        missing, needs = self._limits.blocks_for(tokens) - len(found_blocks), list[int]()
+        for group, table in zip(self.groups, tables, strict=True):
+            # A request that is read again gets blocks of its own for all of its rows.
+            found = len(found_blocks) if group.read_again(request, table) else group.revived(found_blocks)
+            needs.append(min(missing + found, group.most(request, tokens)))
         return self._has_room(missing + self._revived(found_blocks), needs, others)
 
     def can_return(
@@ -144,28 +150,45 @@ class RequestBlocks:
     ) -> bool:
         """Return the same as `can_start` for a request that was swapped out, after the first blocks that were found
         again."""
-        total = self._limits.blocks_for(len(request.tokens))
+        tables = saved.tables[1:]
+        tokens = self._most_tokens(request, tables, saved.reading)
+        total = self._limits.blocks_for(tokens)
         growth = total - saved.blocks
         needs = [
-            min(len(table.places) + growth, group.most(request))
-            for group, table in zip(self.groups, saved.tables[1:], strict=True)
+            min(len(table.places) + growth, group.most(request, tokens))
+            for group, table in zip(self.groups, tables, strict=True)
         ]
         return self._has_room(total - len(found_blocks) + self._revived(found_blocks), needs, others)
 
     def _has_room(self, need: int, needs: Sequence[int], others: Sequence[Request]) -> bool:
         """Whether the pools have these blocks, and what the others still need. needs: number of blocks needed in each
         group."""
-        lacks = [max(0, self._limits.blocks_for(len(r.tokens)) - len(r.standing.blocks)) for r in others]
+        tokens = [self._most_tokens(r, r.standing.groups, r.standing.reading) for r in others]
+        lacks = [
+            max(0, self._limits.blocks_for(count) - len(r.standing.blocks))
+            for r, count in zip(others, tokens, strict=True)
+        ]
         if need + sum(lacks) > self._pool.available:
             return False
         for index, (group, own_need) in enumerate(zip(self.groups, needs, strict=True)):
             held = [len(group.held(other.standing.groups[index])) for other in others]
             promised = sum(
-                min(lack, max(0, group.most(other) - own)) for other, lack, own in zip(others, lacks, held, strict=True)
+                min(lack, max(0, group.most(other, count) - own))
+                for other, count, lack, own in zip(others, tokens, lacks, held, strict=True)
             )
             if own_need + promised > group.pool.available:
                 return False
         return True
+
+    def _most_tokens(
+        self, request: Request, tables: Sequence[GroupTable | SavedTable | None], reading: SecondReading | None
+    ) -> int:
+        """The most tokens that are in the request's blocks until it has computed those that it has: its own, or some of
+        them and a part of a second reading. tables: by group; None before the first cut. reading: the one under way."""
+        if reading is not None:
+            return max(len(request.tokens), reading.most)
+        ahead = (group.read_again(request, table) for group, table in zip(self.groups, tables, strict=True))
+        return max((len(request.tokens), *ahead))
 
     def _revived(self, found_blocks: Sequence[int]) -> int:
         """Number of these blocks without a holder."""

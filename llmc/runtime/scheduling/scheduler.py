@@ -233,6 +233,8 @@ class Scheduler:
                 count = self._blocks.fitting(request, outline.tokens, outline.rows)
                 if count > 0 and self._grow(request, count, outline):
                     outline.include(request, count)
+                elif request.standing.is_seated:
+                    outline.unfinished.append(request)
         if self._free_seats and preemptions == self.preemptions:
             self._waiting.now = self._clock()
             while self._free_seats and self._start_next(outline):
@@ -331,16 +333,14 @@ class Scheduler:
         if request is None or not outline.tokens or not self._has_slot(request):
             return False
         own, found = request.standing, self.prefix_cache.match(request)
-        # If rows and tokens are left, the running requests have all that they need.
-        others = () if outline.rows else list(self._prefilling)
-        if not self._blocks.can_start(request, found, others):
+        if not self._blocks.can_start(request, found, outline.unfinished):
             return False
         if self.second_tier is not None:
             if not self.second_tier.has_arrived(request, outline):
                 return False
             saved = self.second_tier.swapped(request)
             if saved is not None:
-                return self._return(request, saved, others, outline)
+                return self._return(request, saved, outline)
             found = self.prefix_cache.match(request)
         known = len(found)
         own.computed = known * self.block_size
@@ -362,11 +362,11 @@ class Scheduler:
             self.fail(request, blocks_lost())
         return True
 
-    def _return(self, request: Request, saved: SavedRequest, others: Sequence[Request], outline: StepOutline) -> bool:
+    def _return(self, request: Request, saved: SavedRequest, outline: StepOutline) -> bool:
         """Let a swapped-out request continue where it was, if there is room."""
         assert self.second_tier is not None
         found = self.prefix_cache.run(request)[: saved.shared]
-        if not self._blocks.can_return(request, found, saved, others):
+        if not self._blocks.can_return(request, found, saved, outline.unfinished):
             return False
         self._waiting.take(request)
         self.second_tier.swap_in(request)
@@ -379,6 +379,8 @@ class Scheduler:
         if count > 0:
             self._blocks.extend(request, self._blocks_for(request.computed + count) - len(request.standing.blocks))
             outline.include(request, count)
+        elif request.pending:
+            outline.unfinished.append(request)
         return True
 
     def _grow(self, request: Request, count: int, outline: StepOutline) -> bool:
@@ -415,9 +417,7 @@ class Scheduler:
         self._waiting.put_back(victim)
 
     def _swap_out(self, victim: Request, outline: StepOutline | None) -> None:
-        must_return = self._blocks.must_return(victim)
-        # A second reading begins again.
-        tier = None if outline is None or victim.standing.reading is not None else self.second_tier
+        must_return, tier = self._blocks.must_return(victim), self.second_tier
         is_saved = tier is not None and outline is not None and tier.swap_out(victim, outline, must_return=must_return)
         if must_return and not is_saved:
             self._lost.add(victim)

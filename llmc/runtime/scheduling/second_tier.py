@@ -76,7 +76,8 @@ class SecondTier:
                 self._tier.drop([key for each in keys for key in each])
                 return False
             keys.append(own)
-        self._saved[request] = SavedRequest(request.computed, shared, tables, tuple(keys), must_return)
+        reading = request.standing.reading
+        self._saved[request] = SavedRequest(request.computed, shared, tables, tuple(keys), must_return, reading)
         return True
 
     def swapped(self, request: Request) -> SavedRequest | None:
@@ -95,7 +96,7 @@ class SecondTier:
             held = request.standing.table(group)
             contents = [saved.arrived[key] for key in keys]
             self._offload.fill(group, [held[place] for place in table.places], contents)
-        request.standing.computed = saved.computed
+        request.standing.computed, request.standing.reading = saved.computed, saved.reading
         self._hits += saved.computed - saved.shared * self._size
         self.forget(request)
 

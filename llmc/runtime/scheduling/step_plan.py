@@ -51,7 +51,11 @@ class StepPlan(NamedTuple):
 
 @dataclass(slots=True)
 class StepOutline:
-    """A step under construction, without its decodes. tokens, rows: the remaining room."""
+    """A step under construction, without its decodes.
+
+    tokens, rows: the remaining room. unfinished: requests with tokens that are not in this step, because it has no room
+    for them, or because a table is cut or a state is kept before them.
+    """
 
     tokens: int
     rows: int
@@ -59,6 +63,7 @@ class StepOutline:
     copies: dict[int, int] = field(default_factory=dict)
     grown: list[Request] = field(default_factory=list)
     group_copies: dict[int, dict[int, int]] = field(default_factory=dict)
+    unfinished: list[Request] = field(default_factory=list)
 
     @property
     def has_copies(self) -> bool:
@@ -72,6 +77,8 @@ class StepOutline:
     def include(self, request: Request, count: int, draft: Draft = NO_DRAFT) -> None:
         """The request's next `count` tokens, drafts among them, and the rows of logits that it needs after them."""
         rows = count if draft else request.logit_rows(count)
+        if not draft and (count < request.pending or request.standing.reading is not None):
+            self.unfinished.append(request)
         self.chunks.append(Chunk(request, request.computed, count, rows, draft))
         self.tokens -= count
         self.rows -= rows

@@ -71,12 +71,17 @@ def of_llmc_error(error: LlmcError) -> ApiError:
     if isinstance(error, UnavailableError):
         return ApiError(503, message, retry_after=1)
     if isinstance(error, ContextLengthError):
-        return ApiError(400, message, param=error.at, code="context_length_exceeded")
+        return ApiError(400, message, param=_field(error), code="context_length_exceeded")
     if isinstance(error, RequestFaultError):
         return ApiError(500, "serving the request has failed; the server's log says why")
     if isinstance(error, RequestError) and not isinstance(error, ModelFailureError):
-        return ApiError(400, message, param=error.at)
+        return ApiError(400, message, param=_field(error))
     return ApiError(400 if isinstance(error, AdapterError) else 500, message)
+
+
+def _field(error: LlmcError) -> str | None:
+    """The field of the request that is wrong. An error is at `NAME`, or at `NAME=VALUE`."""
+    return None if error.at is None else error.at.partition("=")[0]
 
 
 def answer_to(scope: Scope, error: Exception) -> ApiError:

@@ -15,6 +15,7 @@ SUMMED_STATS = ("running", "waiting", "preemptions", "prompt_tokens", "generatio
 def live_view(model: ServedModel, started: float) -> dict[str, Any]:
     """Seconds, tokens and blocks of a served model as JSON; `now` is on the clock of every `at`, and of `started`."""
     stats, manifest = model.engine.stats(), model.engine.engine.manifest
+    groups = stats.groups
     requests = model.engine.requests()
     limits, drafts = model.engine.engine.limits, stats.speculation
     return {
@@ -40,6 +41,7 @@ def live_view(model: ServedModel, started: float) -> dict[str, Any]:
             "free": stats.blocks_free,
         },
         "prefix_cache": {"queries": stats.prefix_cache_queries, "hits": stats.prefix_cache_hits},
+        "rows": {"kept": sum(group.kept for group in groups), "evicted": sum(group.dropped for group in groups)},
         "snapshots": {} if stats.snapshots is None else asdict(stats.snapshots),
         "offload": {} if stats.offload is None else asdict(stats.offload),
         "drafts": {} if drafts is None else {"tokens": drafts.draft_tokens, "accepted": drafts.accepted_tokens},

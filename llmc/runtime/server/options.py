@@ -22,7 +22,8 @@ class ServeOptions:
     served_model_name: the model's name in requests; default the directory's name. max_model_len, max_num_seqs,
     max_num_batched_tokens: lower limits than the engine was built with. gpu_memory_utilization: the KV cache's share of
     the free memory, of the GPU or of this machine; kv_cache_memory_bytes: its size instead. enable_prefix_caching:
-    reuse the keys and values of prompts with a common prefix. state_cache_bytes: size of the cache of a recurrent
+    reuse the keys and values of prompts with a common prefix. kv_compression: the policy for the KV cache of requests
+    that name none; default that of the build. state_cache_bytes: size of the cache of a recurrent
     model's states at the ends of prefixes; 0 disables it. kv_offloading_size: size of the second tier, such as `20GB`;
     kv_offloading_dir: a directory that keeps its blocks for the next process. speculative_config: the drafter, as JSON.
     output_cache_bytes: size of the cache of deterministic outputs; 0 disables it. response_store_bytes: size of the
@@ -58,6 +59,7 @@ class ServeOptions:
     gpu_memory_utilization: float | None = None
     kv_cache_memory_bytes: int | None = None
     enable_prefix_caching: bool = True
+    kv_compression: str | None = None
     state_cache_bytes: int | None = None
     kv_offloading_size: str | None = None
     kv_offloading_dir: Path | None = None

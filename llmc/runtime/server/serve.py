@@ -153,6 +153,7 @@ def _load(options: ServeOptions) -> Engine:
         max_sequences=options.max_num_seqs,
         max_step_tokens=options.max_num_batched_tokens,
         prefix_cache=options.enable_prefix_caching,
+        kv_compression=options.kv_compression,
         state_cache_bytes=options.state_cache_bytes,
         kv_offloading_size=options.kv_offloading_size,
         kv_offloading_dir=options.kv_offloading_dir,

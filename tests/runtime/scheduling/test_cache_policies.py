@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from llmc.program import CachePolicy, Limits, Streaming, Stride, TriAttention
+from llmc.program import H2O, CachePolicy, Limits, Nearest, Streaming, Stride, TriAttention
 from llmc.runtime.requests.request_state import GroupTable
 from llmc.runtime.scheduling.block_pool import BlockPool
 from llmc.runtime.scheduling.cut_tables import CutTables
@@ -138,3 +138,15 @@ def test_old_positions_are_kept_by_stride() -> None:
     assert all(each.tokens == each.expected() for request in requests for each in (request, *request.children))
     assert run.scheduler.prefix_cache.hits and run.scheduler.preemptions
     assert run.groups[0].dropped_rows and run.groups[0].kept_rows
+
+
+def test_who_starts_leaves_room_for_prompts_whose_chunks_are_cut() -> None:
+    """Every chunk of 4 tokens ends at an update of the sums, with tokens left in the step."""
+    limits = Limits(16, 4, 4, max_model_len=64, block_size=4)
+    policies = H2O(32, every=4, recent=4, block=4), Nearest(5)
+    run = Run(limits, 20, policies=policies, spare=64)
+    requests = [Counted([begin, *PROMPT[:39]], 1) for begin in range(4)]
+    for request in requests:
+        run.add(request)
+    run.finish()
+    assert not run.scheduler.preemptions and all(request.tokens == request.expected() for request in requests)

@@ -228,7 +228,7 @@ def merged_view(views: Sequence[tuple[Replica, dict[str, Any]]], replicas: Seque
     merged: dict[str, Any] = {**views[0][1], "healthy": all(replica.healthy for replica in replicas)}
     for name in (*SUMMED_STATS, "requests_not_shown"):
         merged[name] = sum(view[name] for _, view in views)
-    for name in ("blocks", "prefix_cache", "snapshots", "offload", "drafts", "finished"):
+    for name in ("blocks", "prefix_cache", "rows", "snapshots", "offload", "drafts", "finished"):
         keys = {key: None for _, view in views for key in view[name]}
         merged[name] = {key: sum(view[name].get(key, 0) for _, view in views) for key in keys}
     for name in ("requests", "latest", "step_seconds", "step_tokens"):
