@@ -13,6 +13,7 @@ from llmc.codegen.triton.kernels.products.linear import fused_linear, gated_line
 from llmc.codegen.triton.kernels.rows.embedding import embedding
 from llmc.codegen.triton.kernels.rows.select_channels import select_channels
 from llmc.formats.code_format import CODE_FORMATS, STEP_PARTS, TOKEN_GROUP
+from llmc.graph.code_numbers import code_dtype
 from llmc.graph.serialize import WeightOf
 from llmc.ops.token_codes import token_codes
 from llmc.program import Layout, WeightSlot, code_rows_layout, step_row_bytes
@@ -294,19 +295,48 @@ def test_long_rows_are_normed_in_blocks(device: str) -> None:
 
 
 # Rows of W that fill no tile; channels that the warps of a block divide evenly or not; groups of more than a turn.
-@pytest.mark.parametrize(("group", "channels", "has_zeros"), [(128, 640, True), (256, 512, False), (None, 384, True)])
+NARROW = [
+    *(("int4", group, channels, zeros) for group, channels, zeros in ((128, 640, True), (256, 512, False))),
+    *(("int8", group, channels, zeros) for group, channels, zeros in ((None, 640, False), (128, 512, True))),
+    *(("fp8", group, channels, False) for group, channels in ((None, 512), (128, 384))),
+    ("int4", None, 384, True),
+    # Several groups in a turn.
+    *(("int4", group, channels, zeros) for group, channels, zeros in ((32, 640, False), (32, 512, True))),
+    *(("int4", 64, 512, False), ("int4", 64, 384, True), ("int8", 32, 512, False), ("int8", 64, 384, True)),
+    *(("q4_k", None, 512, False), ("q4_1", None, 640, False), ("q6_k", None, 512, False), ("q5_k", None, 256, False)),
+    *(("int6", 128, 512, True), ("int5", 16, 640, False), ("int5", None, 384, False), ("int6", 64, 256, True)),
+]
+
+
+@pytest.mark.parametrize(("format", "group", "channels", "has_zeros"), NARROW)
 @pytest.mark.parametrize("tokens", quick_sample([1, 3, 8, 11, 30], [1, 11]))
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_few_tokens_of_whole_turns(
-    device: str, tokens: int, dtype: torch.dtype, group: int | None, channels: int, has_zeros: bool
+    device: str, tokens: int, dtype: torch.dtype, format: str, group: int | None, channels: int, has_zeros: bool
 ) -> None:
-    weight = quantized_weight("int4", 70, channels, group, asymmetric=has_zeros)
+    weight = quantized_weight(format, 70, channels, group, asymmetric=has_zeros)
     x, bias = (seeded_normal(0, tokens, channels) + 1).to(dtype), seeded_normal(2, 70).to(dtype)
     launches = _linear(x, weight, "none", device, bias=bias, residual=seeded_normal(3, tokens, 70).to(dtype))
     assert "code_narrow_kernel" in {python_function(launch.function).__name__ for launch in launches}
     if channels == 512:
-        gates, arguments = quantized_weight("int4", 2 * 37, channels, group), (None, "silu", dtype)
+        gates, arguments = quantized_weight(format, 2 * 37, channels, group), (None, "silu", dtype)
         check(gated_linear, x, gates.claimed(), *arguments, device=device, tolerance=GPU_KERNELS[dtype])
+
+
+@pytest.mark.parametrize("format", ["int4", "int5", "int6", "int8", "fp8"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_every_code_becomes_its_number(device: str, dtype: torch.dtype, format: str) -> None:
+    """One channel of each token is 1, so that results are the numbers of codes."""
+    bits, is_fp8 = CODE_FORMATS[format].bits, format == "fp8"
+    index = (torch.arange(32)[:, None] + torch.arange(128) // 16 * 32) % (1 << bits)
+    # e4m3 has no number for the largest ones.
+    codes = torch.where(index % 128 == 127, 0, index) if is_fp8 else index - (1 << (bits - 1))
+    weight = QuantizedWeight(codes.to(code_dtype(format)), torch.ones(32, 1), None, format)
+    x = torch.zeros(8, 128, dtype=dtype)
+    x[torch.arange(8), 16 * torch.arange(8) + torch.tensor([0, 5, 10, 15, 3, 6, 9, 12])] = 1
+    arguments = (x, weight.claimed(), None, None, "identity", 1.0, dtype)
+    launches = check(fused_linear, *arguments, device=device, tolerance=0.0)
+    assert "code_narrow_kernel" in {python_function(launch.function).__name__ for launch in launches}
 
 
 # Rows that end within a run, a byte's two channels or a group's last tile; more groups than a tile has; one row.

@@ -1,8 +1,8 @@
 """Products of weights that are codes: the arguments of the kernels for them, and what those do not read.
 
 x as it is, or rounded to int8 or fp8 codes by a launch before (quantize_tokens.py), which may put it through an RMS
-norm first. A few tokens are bound by reading the codes (code_gemv, and code_narrow for int4 in groups), more are
-multiplied on the matrix units (code_tile).
+norm first. A few tokens are bound by reading the codes: code_narrow multiplies them, or code_gemv if x is fp32 or
+codes, or code_narrow does not know the format. More tokens are multiplied on the matrix units (code_tile).
 """
 
 from collections.abc import Mapping

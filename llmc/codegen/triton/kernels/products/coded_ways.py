@@ -15,6 +15,8 @@ _THREAD_BYTES = 16
 _CHANNELS = 128
 # Rows of x that coded_narrow.py multiplies in registers, and channels of its turns, which are whole.
 MOST_NARROW_ROWS, NARROW_CHANNELS = 32, 128
+NARROW_FORMATS = frozenset({"int4", "int5", "int6", "int8", "fp8", "q4_1", "q5_1", "q4_k", "q5_k", "q6_k"})
+_LEAST_NARROW_GROUP = 16
 # More tiles than these for each multiprocessor are not split: the partial sums of a head would be as large as it is.
 _MOST_WAVES = 8
 # The share of the peak rate that tiles would reach if decoding took no time, and the number of tokens whose products
@@ -47,9 +49,9 @@ def operand_type(x_format: str, dtype: torch.dtype, depth: int, target: GpuTarge
 
 def code_tilings(product: Product, codes: Codes, target: GpuTarget, tokens: int) -> tuple[Tiling, ...]:
     """The ways that can serve that many rows on the target."""
-    shapes = [_gemv(product, codes, target, tokens)] if tokens <= MOST_GEMV_ROWS else []
-    if tokens <= MOST_NARROW_ROWS:
-        shapes += _narrow(product, codes, target, tokens)
+    shapes = _narrow(product, codes, target, tokens) if tokens <= MOST_NARROW_ROWS else []
+    if not shapes and tokens <= MOST_GEMV_ROWS:
+        shapes = [_gemv(product, codes, target, tokens)]
     in_block = _tile_channels(product, codes, target)
     operands = code_operands(product, codes, target)
     if operands == "fp32":
@@ -64,7 +66,10 @@ def code_tilings(product: Product, codes: Codes, target: GpuTarget, tokens: int)
         many = triton.cdiv(product.outputs, 64) * triton.cdiv(tokens, block) > _MOST_WAVES * target.sm_count
         for splits in (1,) if many else (1, 2, 4, 8):
             if splits == 1 or product.channels >= splits * in_block:
-                efficiency = _efficiency(codes, block, in_block, 0.35)
+                efficiency, warps = (
+                    _efficiency(codes, block, in_block, 0.35),
+                    _split_warps(product, codes, target, block),
+                )
                 shapes.append(Tiling(Way.CODED_TILE, block, 64, in_block, 4, 3, efficiency, splits))
     if tokens > 32:
         # Where matrix units keep sums in registers, the sums of a gate, its partner and a group spill.
@@ -123,15 +128,19 @@ def _narrow(product: Product, codes: Codes, target: GpuTarget, tokens: int) -> l
     These sizes were the fastest of several on an H200: the products of a layer of an 8B model took 47 us for one token,
     78 for 8, and 223 for 32, where tiles in shared memory took 138.
     """
-    is_known = codes.format == "int4" and codes.x_format == "none" and product.call.dtype("x") in _HALVES
+    is_known = codes.format in NARROW_FORMATS and codes.x_format == "none" and product.call.dtype("x") in _HALVES
     is_known = is_known and product.sparse is None and product.channels % NARROW_CHANNELS == 0
-    if target.backend != "cuda" or not is_known or (codes.group or NARROW_CHANNELS) % NARROW_CHANNELS:
+    groups = int(product.constants["GROUPS"] or 1)
+    is_known = is_known and (groups == 1 or product.channels // groups >= _LEAST_NARROW_GROUP)
+    if target.backend != "cuda" or not is_known:
         return []
     block = 1 if tokens == 1 else max(8, triton.next_power_of_2(tokens))
     turns = product.channels // NARROW_CHANNELS
     warps = next((w for w in ((4,) if product.gated else (8, 4)) if turns % w == 0), 8 if turns > 8 else 4)
-    wanted = (1,) if block > 8 else (4, 2, 1) if product.gated and block > 1 else (2, 1)
-    at_once = next(count for count in wanted if triton.cdiv(turns, warps) % count == 0)
+    is_folded = groups > 1 and product.channels < groups * NARROW_CHANNELS
+    most = 4 if product.gated and block > 1 and not is_folded else 2
+    most = 1 if block > 8 or codes.per_byte == 1 else most
+    at_once = next(count for count in (4, 2, 1) if count <= most and triton.cdiv(turns, warps) % count == 0)
     out_block = 16 if product.gated or block == 1 else 32
     return [Tiling(Way.CODED_NARROW, block, out_block, at_once * NARROW_CHANNELS, warps, 1, 0.06)]
 

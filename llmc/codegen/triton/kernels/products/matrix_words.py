@@ -17,48 +17,30 @@ _FP16_SUMS = tl.constexpr(
     "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {$0,$1,$2,$3}, {$4,$5,$6,$7}, {$8,$9}, {$10,$11,$12,$13};"
 )
 _REGISTERS = tl.constexpr("=f,=f,=f,=f,r,r,r,r,r,r,f,f,f,f")
-_BF16_PAIR = tl.constexpr("lop3.b32 $0, $1, 0x000f000f, 0x43004300, 0xea;")
-_FP16_PAIR = tl.constexpr("lop3.b32 $0, $1, 0x000f000f, 0x64006400, 0xea;")
 _ISSUE_LOADS = tl.constexpr("bar.warp.sync 0xffffffff; mov.b32 $0, $1;")
-_PERMUTE = tl.constexpr("prmt.b32 $0, $1, 0, 0x3120;")
 
 
 @triton.jit
 def words_of_rows(
-    pointers: tl.tensor, inside: tl.tensor, IS_WHOLE: tl.constexpr, POLICY: tl.constexpr
-) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
-    """Four words from each pointer on, a multiple of 16 bytes; zeros where `inside` is false, if not IS_WHOLE."""
-    words = pointers.to(tl.pointer_type(tl.int32), bitcast=True)[:, None] + tl.arange(0, 4)[None, :]
-    words = tl.multiple_of(words, [16, 16])
+    pointers: tl.tensor, inside: tl.tensor, COUNT: tl.constexpr, IS_WHOLE: tl.constexpr, POLICY: tl.constexpr
+) -> tl.tuple:
+    """COUNT words, one, two or four, from each pointer on, a multiple of their size. Without IS_WHOLE, zeros where
+    `inside` is false."""
+    words = pointers.to(tl.pointer_type(tl.int32), bitcast=True)[:, None] + tl.arange(0, COUNT)[None, :]
+    words = tl.multiple_of(words, [4 * COUNT, 4 * COUNT])
     if IS_WHOLE:
         found = tl.load(words, eviction_policy=POLICY)
     else:
         found = tl.load(words, mask=inside[:, None], other=0, eviction_policy=POLICY)
-    even, odd = found.reshape(pointers.shape[0], 2, 2).split()
-    first, third = even.split()
-    second, fourth = odd.split()
-    return first, second, third, fourth
-
-
-@triton.jit
-def permuted_bytes(word: tl.tensor) -> tl.tensor:
-    """The word with its second and third byte exchanged."""
-    if INTERPRETED:
-        return (word & -16776961) | ((word >> 8) & 0xFF00) | ((word << 8) & 0xFF0000)
+    if COUNT == 1:
+        return (found.reshape(pointers.shape[0]),)
+    elif COUNT == 2:
+        return found.split()
     else:
-        return tl.inline_asm_elementwise(_PERMUTE, "=r,r", [word], dtype=tl.int32, is_pure=True, pack=1)
-
-
-@triton.jit
-def pairs_of_word(word: tl.tensor, SHIFT: tl.constexpr, IS_BF16: tl.constexpr) -> tl.tensor:
-    """128 + a code in bf16, or 1024 + a code in fp16, of the four bits from SHIFT on, and of those 16 bits above."""
-    if INTERPRETED:
-        return ((word >> SHIFT) & 0x000F000F) | (0x43004300 if IS_BF16 else 0x64006400)
-    else:
-        # The assembler makes two instructions of the mask and the exponent if they are not one here.
-        return tl.inline_asm_elementwise(
-            _BF16_PAIR if IS_BF16 else _FP16_PAIR, "=r,r", [word >> SHIFT], dtype=tl.int32, is_pure=True, pack=1
-        )
+        even, odd = found.reshape(pointers.shape[0], 2, 2).split()
+        first, third = even.split()
+        second, fourth = odd.split()
+        return first, second, third, fourth
 
 
 @triton.jit
@@ -108,13 +90,13 @@ def _pair_products(a: tl.tensor, b: tl.tensor, IS_BF16: tl.constexpr, WARPS: tl.
     """a·b of 8 rows, 8 channels and 8 columns, [WARPS, 8, 8]."""
     total = tl.zeros([WARPS, 8, 8], tl.float32)
     for half in tl.static_range(2):
-        left = _half(a, half, IS_BF16).reshape(WARPS, 8, 1, 4)
-        total += tl.sum(left * _half(b, half, IS_BF16).reshape(WARPS, 1, 8, 4), 3)
+        left = half_of_word(a, half, IS_BF16).reshape(WARPS, 8, 1, 4)
+        total += tl.sum(left * half_of_word(b, half, IS_BF16).reshape(WARPS, 1, 8, 4), 3)
     return total
 
 
 @triton.jit
-def _half(word: tl.tensor, HALF: tl.constexpr, IS_BF16: tl.constexpr) -> tl.tensor:
+def half_of_word(word: tl.tensor, HALF: tl.constexpr, IS_BF16: tl.constexpr) -> tl.tensor:
     """The low or the high number of a word, fp32."""
     if IS_BF16:
         return (word & -65536 if HALF == 1 else word << 16).to(tl.float32, bitcast=True)

@@ -136,10 +136,14 @@ def _launch(product: Product, target: GpuTarget, tiling: Tiling) -> DeviceLaunch
 
 def _is_ahead(product: Product, tiling: Tiling) -> bool:
     """Whether gemv_kernel loads W before it waits: not W in a buffer, which a launch before may still write."""
-    weight = product.arguments["weight_ptr"]
-    is_stored = isinstance(weight, Operand) and weight.space == "weight" and product.sparse is None
     is_whole = product.channels % tiling.in_block == 0 and product.channels >= 2 * tiling.in_block
-    return is_stored and is_whole and tiling.token_block == 1
+    return _is_stored(product, "weight_ptr") and product.sparse is None and is_whole and tiling.token_block == 1
+
+
+def _is_stored(product: Product, pointer: str) -> bool:
+    """Whether no launch writes what the parameter points to."""
+    weight = product.arguments[pointer]
+    return isinstance(weight, Operand) and weight.space == "weight"
 
 
 def _code_launch(product: Product, codes: Codes, target: GpuTarget, tiling: Tiling) -> DeviceLaunch:
@@ -153,7 +157,7 @@ def _code_launch(product: Product, codes: Codes, target: GpuTarget, tiling: Tili
         return _with(code_gemv_kernel, product, constants, (str(out_tiles),), tiling)
     if tiling.way is Way.CODED_NARROW:
         constants |= {"TOKEN_BLOCK": tiling.token_block, "WARPS": tiling.num_warps}
-        constants["TURNS"] = tiling.in_block // NARROW_CHANNELS
+        constants |= {"TURNS": tiling.in_block // NARROW_CHANNELS, "AHEAD": _is_stored(product, "codes_ptr")}
         grid = (str(out_tiles), f"cdiv({product.count}, {tiling.token_block})")
         return _with(code_narrow_kernel, product, constants, grid, tiling)
     constants |= {
