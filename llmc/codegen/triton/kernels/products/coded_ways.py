@@ -70,7 +70,7 @@ def code_tilings(product: Product, codes: Codes, target: GpuTarget, tokens: int)
                     _efficiency(codes, block, in_block, 0.35),
                     _split_warps(product, codes, target, block),
                 )
-                shapes.append(Tiling(Way.CODED_TILE, block, 64, in_block, 4, 3, efficiency, splits))
+                shapes.append(Tiling(Way.CODED_TILE, block, 64, in_block, warps, 3, efficiency, splits))
     if tokens > 32:
         # Where matrix units keep sums in registers, the sums of a gate, its partner and a group spill.
         # So do codes' bits above the low four, which also take shared memory.
@@ -84,6 +84,14 @@ def code_tilings(product: Product, codes: Codes, target: GpuTarget, tokens: int)
         warps = 4 if is_wide else 8
         shapes.append(Tiling(Way.CODED_TILE, block, 64, in_block, warps, 3, _efficiency(codes, block, in_block, 0.4)))
     return tuple(shapes)
+
+
+def _split_warps(product: Product, codes: Codes, target: GpuTarget, block: int) -> int:
+    """Warps of a tile whose sums are split: the largest tiles of some formats with minima spill in four warps if matrix
+    units keep sums in registers."""
+    record, keeps_sums = CODE_FORMATS[codes.format], target.backend == "cuda" and target.arch not in (90, 100)
+    is_large = record.in_planes if product.gated else record.steps is None
+    return 8 if keeps_sums and record.has_minimum and is_large and block >= (32 if product.gated else 64) else 4
 
 
 def decoding_instructions(format: str) -> int:
