@@ -173,7 +173,6 @@ def test_what_newest_rows_hold_is_told(engine_of: Callable[..., Path]) -> None:
         ("int4:recent=-1", "cpu", "recent=-1 is not a whole number"),
         ("int4:recent=\u0661\u0662", "cpu", "recent=\u0661\u0662 is not a whole number"),
         pytest.param("int4:recent=" + "9" * 5000, "cpu", "is not a whole number", id="5000 digits"),
-        ("int4:head:recent=128", "h100", "the newest 128 rows are apart from the others, which GPU kernels"),
         ("int4:head:recent=128", "onnxruntime", "have no int4:head:recent=128 codes in their caches"),
     ],
 )

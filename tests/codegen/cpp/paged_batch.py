@@ -56,14 +56,14 @@ class PagedBatch:
     pinned: int | None = None
     newest: Newest | None = None
 
-    def apart(self, format: CacheFormats, count: int, dtype: torch.dtype | None = None) -> PagedBatch:
+    def apart(self, format: CacheFormats, count: int, dtype: torch.dtype | None = None, slack: int = 0) -> PagedBatch:
         """The same over codes and, in other blocks, the newest `count` rows of each token, as numbers of a dtype.
 
         Blocks without such rows are NaN, except the row before them: products of bf16 take rows in pairs, and where
-        blocks have an odd number of rows, zero times that row is added.
+        blocks have an odd number of rows, zero times that row is added. slack: as for runtime.GroupPool.
         """
         order = torch.randperm(len(self.k_cache), generator=torch.Generator().manual_seed(7))
-        near = replace(self, window=count + 1, pinned=None).without_freed_blocks()
+        near = replace(self, window=count + slack + 1, pinned=None).without_freed_blocks()
         caches = [torch.empty_like(cache, dtype=dtype) for cache in (near.k_cache, near.v_cache)]
         for cache, own in zip(caches, (near.k_cache, near.v_cache), strict=True):
             cache[order] = own.to(cache.dtype)
