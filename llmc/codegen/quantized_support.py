@@ -49,7 +49,7 @@ def check_kernels(options: BuildOptions, backend: Backend, target: str, tokens: 
             raise OptionError(
                 f"{target} cannot keep a KV cache in {options.kv_cache}: {reason}",
                 at=f"kv_cache={options.kv_cache}",
-                fix=f"build with kv_cache={_other_cache(format, backend, dtype)}, or with target reference",
+                fix="build with kv_cache=auto, or with target reference",
             )
 
 
@@ -57,12 +57,6 @@ def _instead(scheme: Scheme, backend: Backend, dtype: torch.dtype) -> str:
     """Advice for an error: what to use instead of a scheme that the target does not support."""
     known = [s.name for s in SCHEMES.values() if _scheme_refusal(s, backend, dtype) is None]
     return f"it runs {', '.join(known)}" if known else "build without quantize, or with target reference"
-
-
-def _other_cache(format: CacheFormats, backend: Backend, dtype: torch.dtype) -> str:
-    """The same codes without exact newest rows if the target supports these alone, else a cache without codes."""
-    is_codes = format.recent is not None and _cache_refusal(format.of_codes, backend, dtype) is None
-    return str(format.of_codes) if is_codes else "auto"
 
 
 def _scheme_refusal(scheme: Scheme, backend: Backend, dtype: torch.dtype) -> str | None:

@@ -40,6 +40,7 @@ def paged_attention(
     recent_v: Tensor | None = None,
     recent_tables: Tensor | None = None,
     recent: int | None = None,
+    recent_lens: Tensor | None = None,
 ) -> Tensor:
     """Causal attention of a ragged batch over the paged cache; prefill chunks and decodes mix freely.
 
@@ -50,9 +51,10 @@ def paged_attention(
     value_dim: for caches that hold codes (cache_codes.py), whose shape does not show them.
     tree_masks: [tokens], int64; bit d hides the row d before the token's own. The token attends to the remaining rows
     as if there were no others. None hides nothing.
-    recent_k, recent_v, recent_tables: caches of numbers, and the blocks of each request in them, with the same rows. A
-    token reads the last `recent` of the rows that its mask shows from these caches, and the rows before from k_cache
-    and v_cache. None: it reads all rows from k_cache and v_cache.
+    recent_k, recent_v, recent_tables: caches of numbers, and the blocks of each request in them. A token reads the last
+    `recent` of the rows that its mask shows from these caches, and the rows before from k_cache and v_cache. None: it
+    reads all rows from k_cache and v_cache. recent_lens: [requests], int32, rows of each request in these caches, where
+    they are not context_lens. The last rows are those of the same tokens as in k_cache and v_cache.
     """
     out = q.new_empty((q.shape[0], q.shape[1], value_dim or v_cache.shape[3]))
     key_dim = q.shape[2] - (out.shape[2] if latent else 0)
@@ -67,7 +69,8 @@ def paged_attention(
         near: list[Tensor] = []
         if recent is not None:
             assert recent_k is not None and recent_v is not None and recent_tables is not None
-            near = [_rows(cache, recent_tables[r], length, cache.shape[3]) for cache in (recent_k, recent_v)]
+            kept = length if recent_lens is None else int(recent_lens[r])
+            near = [_rows(cache, recent_tables[r], kept, cache.shape[3]) for cache in (recent_k, recent_v)]
         spans: list[tuple[int, int, list[int]]] = [(start, end, list(range(length)))]
         if near or any(masks[start:end]):
             spans = [(i, i + 1, visible_rows(length - (end - i), masks[i])) for i in range(start, end)]
@@ -79,7 +82,7 @@ def paged_attention(
             keys, values = k[rows], v[rows]
             if recent is not None:
                 keys, values = (
-                    torch.cat((old[:-recent], new[rows[-recent:]]))
+                    torch.cat((old[:-recent], new[[row + len(new) - length for row in rows[-recent:]]]))
                     for old, new in zip((keys, values), near, strict=True)
                 )
             out[own] = attend(q[own], keys, values, place, *options).to(q.dtype)

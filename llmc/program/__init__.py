@@ -3,7 +3,13 @@
 from llmc.program.adapter_pools import AdapterPools
 from llmc.program.cache_policy import EVERYTHING, MAX_SLOTS, TREE_REACH, CachePolicy, Cut, Nearest, Progress, Visible
 from llmc.program.compactor import Compactor
-from llmc.program.compression import Compression, compression_problem, fitted_compression, parse_compression
+from llmc.program.compression import (
+    Compression,
+    check_newest,
+    compression_problem,
+    fitted_compression,
+    parse_compression,
+)
 from llmc.program.device_kernel import LIBRARY, DeviceBinary, DeviceKernel, DeviceParameter
 from llmc.program.h2o import H2O
 from llmc.program.head import Activation, Head, Pooling, Task
@@ -116,6 +122,7 @@ __all__ = [
     "TriAttention",
     "Visible",
     "WeightSlot",
+    "check_newest",
     "code_rows_layout",
     "compression_problem",
     "fitted_compression",

@@ -145,6 +145,11 @@ class CachePolicy:
         return tokens if self.fills_at is None else min(tokens, self.fills_at)
 
     @property
+    def newest(self) -> int | None:
+        """Number of newest tokens whose rows every cut leaves in order at the end of the table; None for all."""
+        return None if self.fills_at is None else self.fills_at - max(rows.stop for rows in self.leaving())
+
+    @property
     def renumbers(self) -> bool:
         """Whether positions are rows of the policy's tables, in all layers."""
         return False

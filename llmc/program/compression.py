@@ -27,6 +27,8 @@ class Compression(CachePolicy):
     NEEDS_TEXT: ClassVar[bool] = False
     # Whether a cut may need that the model reads tokens again.
     READS_AGAIN: ClassVar[bool] = False
+    # The option that says how many newest rows stay; None if there is none.
+    NEWEST_BY: ClassVar[str | None] = "recent"
 
     @property
     def visible(self) -> Visible:
@@ -35,6 +37,10 @@ class Compression(CachePolicy):
     @property
     def drops_rows(self) -> bool:
         return True
+
+    @property
+    def newest(self) -> int | None:
+        return 0 if self.NEWEST_BY is None else int(getattr(self, self.NEWEST_BY))
 
     def cut_problem(self, block_size: int) -> str | None:
         """Return why it does not fit blocks of this size, or None."""
@@ -109,3 +115,27 @@ def compression_problem(built: CachePolicy, asked: CachePolicy) -> str | None:
     if isinstance(built, Compression) and built.runs(asked):
         return None
     return f"the engine was built for {built}, which cannot run {asked}"
+
+
+def check_newest(policy: CachePolicy, rows: int) -> None:
+    """Raise OptionError for a policy whose cuts drop some of the newest rows, or renumber them.
+
+    Args:
+        policy: The policy of a table.
+        rows: Number of newest rows that attention reads from other caches (`kv_cache=FORMAT:recent=N`). The last rows
+            of the table have to be those of the same tokens.
+    """
+    if policy.renumbers:
+        problem = f"{policy} renumbers positions, and the newest {rows} rows, which are also kept exact, keep theirs"
+        fix = "build with kv_cache=FORMAT without :recent=, or with another policy"
+    elif policy.newest is not None and policy.newest < rows:
+        option = policy.NEWEST_BY if isinstance(policy, Compression) else None
+        problem = (
+            f"{policy} always keeps only the newest {policy.newest} rows, but attention reads the newest {rows} from a "
+            "cache where they are exact"
+        )
+        fewer = "without :recent=" if not policy.newest else f"with kv_cache=FORMAT:recent={policy.newest}"
+        fix = f"build {fewer}" if option is None else f"give {option}={rows} or more, or build {fewer}"
+    else:
+        return
+    raise OptionError(problem, at=f"kv_compression={policy}", fix=fix)

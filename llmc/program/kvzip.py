@@ -24,6 +24,7 @@ class KVzip(Scored):
 
     NAME: ClassVar[str] = "kvzip"
     READS_AGAIN: ClassVar[bool] = True
+    NEWEST_BY: ClassVar[str | None] = None
     BUILT: ClassVar[tuple[str, ...]] = ("every", "sinks")
     sinks: int = 4
     chunk: int = 2048

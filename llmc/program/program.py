@@ -320,12 +320,11 @@ class Program:
     """Everything that an executor needs except the weights' data.
 
     vocab_size: columns of the row in fp32 that a step gives for each logit row: logits, or what a head makes of a text.
-    hidden_width: columns of the step input `hidden` (HIDDEN), of drafts and of stages that follow another; 0 for a
-    program that reads none. layout: the layout of the engine's ranks; those of one stage run the program together, each
-    with its own weights and caches. stage: which one it is. hands_over: columns of the rows in fp32, one for each
-    token, that a step gives for the next stage in the place of logits; 0 where it gives logits. adapters: where they
-    go; None for an engine that takes none. states: what its ops carry from token to token. policies: the policies of
-    the groups of caches after the first, which keeps everything.
+    hidden_width: columns of the step input `hidden` (HIDDEN), of drafts and of stages that follow another; 0 for none.
+    layout: that of the engine's ranks; those of one stage run the program together. stage: which one it is. hands_over:
+    columns of each token's row in fp32 for the next stage; 0 where a step gives logits. adapters: where they go; None
+    for an engine that takes none. states: what its ops carry from token to token. policies: those of the groups of
+    caches after the first. newest: number of newest rows that no cut may drop; 0 for none.
     """
 
     limits: Limits
@@ -346,6 +345,7 @@ class Program:
     adapters: AdapterPools | None = None
     states: tuple[StateSlot, ...] = ()
     policies: tuple[CachePolicy, ...] = field(default=(), metadata=LEFT_OUT)
+    newest: int = field(default=0, metadata=LEFT_OUT)
 
     @property
     def ranks(self) -> int:

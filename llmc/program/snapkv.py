@@ -16,6 +16,7 @@ class SnapKV(Scored):
 
     NAME: ClassVar[str] = "snapkv"
     BUILT: ClassVar[tuple[str, ...]] = ("window", "pool", "sinks")
+    NEWEST_BY: ClassVar[str | None] = "window"
     window: int = 64
     pool: int = 5
 

@@ -23,6 +23,7 @@ class Streaming(Compression):
 
     NAME: ClassVar[str] = "streaming"
     IN_GRAPH: ClassVar[bool] = True
+    NEWEST_BY: ClassVar[str | None] = None
     budget: int
     sinks: int = 4
     every: int = LARGEST_BLOCK
@@ -34,6 +35,10 @@ class Streaming(Compression):
             raise ValueError(
                 f"budget={self.budget} leaves no room in addition to the {self.sinks} first rows, which stay"
             )
+
+    @property
+    def newest(self) -> int:
+        return self.budget - self.sinks
 
     @property
     def renumbers(self) -> bool:

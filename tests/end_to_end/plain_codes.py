@@ -12,20 +12,25 @@ from transformers import AttentionInterface
 
 from benchmarks.kv_code_roundings import of_llmc
 from llmc.formats.cache_format import parse_cache_formats
+from llmc.program import EVERYTHING, CachePolicy
 from tests.end_to_end.logits import Logits
 
 _NAME = "plain_codes"
 
 
-def rounded_logits(model: Any, tokens: list[int], kv_cache: str) -> Logits:
-    """The logits of a model whose queries read all rows but the newest as codes of the form `kv_cache`."""
-    with _attending(model, kv_cache), torch.inference_mode():
+def rounded_logits(model: Any, tokens: list[int], kv_cache: str, policy: CachePolicy = EVERYTHING) -> Logits:
+    """The logits of a model whose queries read all rows but the newest as codes of the form `kv_cache`, of those that
+    a policy keeps."""
+    seen = torch.zeros(len(tokens), len(tokens), dtype=torch.bool)
+    for own, places in zip(seen, policy.seen(len(tokens)), strict=True):
+        own[places] = True
+    with _attending(model, kv_cache, seen), torch.inference_mode():
         logits: Logits = model(torch.tensor([tokens])).logits[0].numpy()
     return logits
 
 
 @contextmanager
-def _attending(model: Any, kv_cache: str) -> Iterator[None]:
+def _attending(model: Any, kv_cache: str, seen: Tensor) -> Iterator[None]:
     formats, before = parse_cache_formats(kv_cache), model.config._attn_implementation
     recent = formats.recent or 0
     keys, values = of_llmc(str(formats.keys)), of_llmc(str(formats.values))
@@ -42,7 +47,7 @@ def _attending(model: Any, kv_cache: str) -> Iterator[None]:
             is_near = torch.ones_like(back, dtype=torch.bool)
         old_k, old_v, k, v = (x.repeat_interleave(group, 0) for x in (keys(k), values(v), k, v))
         scores = torch.where(is_near, q @ k.mT, q @ old_k.mT) * scaling
-        shares = scores.masked_fill((back < 0) | (back >= window), -torch.inf).softmax(-1)
+        shares = scores.masked_fill(~seen | (back >= window), -torch.inf).softmax(-1)
         out = (shares * is_near) @ v + (shares * ~is_near) @ old_v
         return out.transpose(0, 1)[None].contiguous(), None
 

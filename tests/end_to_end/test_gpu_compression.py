@@ -126,6 +126,21 @@ def test_interpreted_kernels_say_what_the_reference_says(text: str, tmp_path: Pa
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("text", [SNAPKV, "stride:step=3,recent=16,rows=8"], ids=["snapkv", "stride"])
+def test_newest_rows_stay_exact_in_compiled_kernels(text: str, tmp_path: Path) -> None:
+    """Prompts come whole and in chunks of 7."""
+    path = build(tmp_path, text, kv_cache="int4:head:rotated:recent=13")
+    executor: ExecutorName = "ptx"
+    with llmc.load(path, executor="reference") as reference:
+        tokens, chosen = said(reference)
+    for chunk in (None, 7):
+        with llmc.load(path, executor=executor, max_step_tokens=chunk) as engine:
+            found, own = said(engine)
+        assert found == tokens
+        np.testing.assert_allclose(own, chosen, atol=1e-3)
+
+
+@pytest.mark.slow
 @each_policy
 @pytest.mark.parametrize("cache", [None, "int8"])
 def test_compiled_kernels_say_what_the_reference_says(text: str, cache: str | None, tmp_path: Path) -> None:

@@ -162,30 +162,21 @@ def test_what_newest_rows_hold_is_told(engine_of: Callable[..., Path]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kv_cache", "target", "options", "problem"),
+    ("kv_cache", "target", "problem"),
     [
-        ("int4:head:recent=0", "cpu", {}, "recent=0 is not a whole number from 1 to 999999999"),
-        ("int4:head:recent=many", "cpu", {}, "recent=many is not a whole number"),
-        ("auto:recent=128", "cpu", {}, "recent=128 keeps the newest rows exact next to codes, and 'auto' has none"),
-        ("bfloat16:recent=128", "cpu", {}, "'bfloat16' has none"),
-        ("int4:recent=128:rotated", "cpu", {}, "recent=128:rotated is not a whole number"),
-        ("int4:recent=1000000000", "cpu", {}, "recent=1000000000 is not a whole number from 1 to 999999999"),
-        ("int4:recent=-1", "cpu", {}, "recent=-1 is not a whole number"),
-        ("int4:recent=\u0661\u0662", "cpu", {}, "recent=\u0661\u0662 is not a whole number"),
-        pytest.param("int4:recent=" + "9" * 5000, "cpu", {}, "is not a whole number", id="5000 digits"),
-        ("int4:head:recent=128", "h100", {}, "the newest 128 rows are apart from the others, which GPU kernels"),
-        ("int4:head:recent=128", "onnxruntime", {}, "have no int4:head:recent=128 codes in their caches"),
-        (
-            "int4:head:recent=16",
-            "cpu",
-            {"kv_compression": "stride:step=3,recent=16,rows=8"},
-            "drops rows, and kv_cache=int4:head:recent=16 finds the newest ones by position",
-        ),
+        ("int4:head:recent=0", "cpu", "recent=0 is not a whole number from 1 to 999999999"),
+        ("int4:head:recent=many", "cpu", "recent=many is not a whole number"),
+        ("auto:recent=128", "cpu", "recent=128 keeps the newest rows exact next to codes, and 'auto' has none"),
+        ("bfloat16:recent=128", "cpu", "'bfloat16' has none"),
+        ("int4:recent=128:rotated", "cpu", "recent=128:rotated is not a whole number"),
+        ("int4:recent=1000000000", "cpu", "recent=1000000000 is not a whole number from 1 to 999999999"),
+        ("int4:recent=-1", "cpu", "recent=-1 is not a whole number"),
+        ("int4:recent=\u0661\u0662", "cpu", "recent=\u0661\u0662 is not a whole number"),
+        pytest.param("int4:recent=" + "9" * 5000, "cpu", "is not a whole number", id="5000 digits"),
+        ("int4:head:recent=128", "onnxruntime", "have no int4:head:recent=128 codes in their caches"),
     ],
 )
-def test_what_cannot_be_is_refused(
-    kv_cache: str, target: str, options: dict[str, Any], problem: str, tmp_path: Path
-) -> None:
+def test_what_cannot_be_is_refused(kv_cache: str, target: str, problem: str, tmp_path: Path) -> None:
     with pytest.raises(OptionError, match=problem):
         llmc.build(
             tiny_checkpoint("llama", tmp_path / "model"),
@@ -193,5 +184,4 @@ def test_what_cannot_be_is_refused(
             target=target,
             kv_cache=kv_cache,
             block_size=8,
-            **options,
         )

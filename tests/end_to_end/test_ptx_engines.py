@@ -70,6 +70,16 @@ def test_examples(name: str, target: str, tmp_path: Path) -> None:
 
 
 @gpus
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_exact_newest_rows(dtype: str, target: str, tmp_path: Path) -> None:
+    """Beside codes that are rotated. Prompts are longer than the newest rows, and answers begin before them."""
+    model, options = tiny_checkpoint("llama", tmp_path / "model"), {"dtype": dtype, **LIMITS}
+    path = tmp_path / "e.llmc"
+    llmc.build(model, path, target=target, kv_cache="int4:head:rotated:recent=9", **options)
+    agree(path, [tiny_tokens(40), tiny_tokens(6), tiny_tokens(17)])
+
+
+@gpus
 def test_blocks_of_a_gguf_file(target: str, tmp_path: Path) -> None:
     """Every type, as it is stored, in the graph's own numbers and in the kernels'."""
     model = write_every_block(tmp_path / "tiny.gguf")

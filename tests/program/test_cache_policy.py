@@ -8,7 +8,7 @@ from typing import ClassVar
 import pytest
 
 from llmc.errors import EngineFormatError
-from llmc.program import EVERYTHING, CachePolicy, Limits, Nearest, Visible
+from llmc.program import EVERYTHING, CachePolicy, Limits, Nearest, Streaming, Stride, Visible
 from llmc.program.program_json import program_from_json, program_to_json
 from tests.cache_policies.every_other_block import EveryOtherBlock
 from tests.cache_policies.sinks_and_recent import SinksAndRecent
@@ -130,3 +130,22 @@ def test_a_table_that_is_cut_needs_no_more_than_it_holds() -> None:
     limits = Limits(2048, 2, 64, max_model_len=32768, block_size=16)
     assert EveryOtherBlock(16, 8, 2).sequence_blocks(limits, 2048) == 8
     assert SinksAndRecent(17, 33).sequence_blocks(limits, 1) == 2 + 3
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [EveryOtherBlock(16, 8, 2), Stride(step=3, recent=16, sinks=8, rows=8), Streaming(budget=32, sinks=3, every=16)],
+    ids=lambda policy: policy.NAME,
+)
+def test_newest_rows_stay_in_order(policy: CachePolicy) -> None:
+    """No smaller number would be the largest that holds at every cut."""
+    assert policy.newest is not None
+    least = 400
+    for end in policy.cuts(400):
+        held = policy.held(end)
+        least = min(least, next(back for back in range(1, end + 1) if held[-back:] != list(range(end - back, end))) - 1)
+    assert policy.newest == least
+
+
+def test_policies_that_cut_nothing_keep_all_newest_rows() -> None:
+    assert EVERYTHING.newest is Nearest(8).newest is None

@@ -17,6 +17,7 @@ from llmc.codegen.cpp.kernel import (
     refuse_ranks,
 )
 from llmc.codegen.cpp.kernel_library import function_name
+from llmc.codegen.newest_rows import refuse_newest_rows
 from llmc.formats.cache_format import parse_cache_formats
 from llmc.graph.axes import tensor_axes
 from llmc.graph.refusal import Refusal
@@ -131,15 +132,7 @@ def _refuse_recent(node: fx.Node) -> Refusal | None:
     arguments = arguments_of(node)
     if arguments.get("recent") is None:
         return None
-    if arguments["cache_format"] is None:
-        return Refusal(f"recent={arguments['recent']} needs caches of codes, and this one has none", node)
-    if arguments["chunk"] is not None and arguments["pinned"] is not None:
-        return Refusal("the newest rows are apart, and both a chunk and pinned rows say which are seen", node)
-    recent, window = arguments["recent"], arguments["window"]
-    if arguments["pinned"] is not None and window is not None and window < recent:
-        reason = f"pinned rows between the window of {window} and the newest {recent} would be in neither cache"
-        return Refusal(reason, node)
-    return refuse_dtypes(node, ("recent_k", "recent_v"))
+    return refuse_newest_rows(node) or refuse_dtypes(node, ("recent_k", "recent_v"))
 
 
 def _refuse_pair(node: fx.Node) -> Refusal | None:

@@ -3,7 +3,8 @@
     attention(q, k, v, …)  ->  attention(q, k, v, …, keeps="stride:step=4,recent=512")
 One rewrite for each attention. Requests may ask for another policy later, up to one that keeps everything.
 Must have: no window, chunk, or choice of keys, which say themselves what a query sees; nothing else that keeps rows of
-its own by position, such as a draft's layers. One layer at least has to qualify.
+its own by position, such as a draft's layers. One layer at least has to qualify. Where `kv_cache` also keeps the newest
+rows exact, no cut may drop them.
 Numerics: lossy.
 """
 
@@ -19,7 +20,7 @@ from llmc.graph.stage import Stage
 from llmc.options import BuildOptions
 from llmc.passes.rewrite import GraphPass, Numerics
 from llmc.passes.rewrite_log import RewriteLog
-from llmc.program import EVERYTHING, CachePolicy, fitted_compression
+from llmc.program import EVERYTHING, CachePolicy, check_newest, fitted_compression
 
 
 def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
@@ -33,12 +34,10 @@ def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
             at=f"kv_compression={policy}",
             fix="build without speculative, or without kv_compression; drafts by ngram or lookahead work with it",
         )
-    if options.kv_cache != "auto" and parse_cache_formats(options.kv_cache).recent is not None:
-        raise OptionError(
-            f"{policy} drops rows, and kv_cache={options.kv_cache} finds the newest ones by position",
-            at=f"kv_compression={policy}",
-            fix="build without kv_compression, or with codes for all rows",
-        )
+    recent = None if options.kv_cache == "auto" else parse_cache_formats(options.kv_cache).recent
+    longest = options.max_model_len or graph.info.max_positions
+    if recent is not None and not (longest and longest <= recent):
+        check_newest(policy, recent)
     attentions = graph.graph.find_nodes(op="call_function", target=torch.ops.llmc.attention.default)
     has_fitting = False
     for node in attentions:

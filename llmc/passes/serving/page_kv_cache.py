@@ -8,7 +8,8 @@
 A layer whose cache keeps less than the whole sequence (docs/cache-policy.md) reads slot_mapping_g and block_tables_g
 instead; if its rows are not positions, also context_lens_g.
 With `kv_cache=FORMAT:recent=N`, a layer that reads older rows, other than pinned ones, also writes k and v to a second
-pair of caches, in a group that keeps the nearest N rows, and paged_attention reads the last N rows there.
+pair of caches, in a group that keeps the nearest N rows, and paged_attention reads the last N rows there. Where the
+layer's own rows are not positions, it takes the number of rows there from context_lens.
 The first rewrite declares the step's inputs and narrows ids and positions to int32; each attention is one more.
 Must have: keys and values of exactly the step's tokens. Every attention must be paged, or the build fails, unless
 allow_fallback names paged_attention: such a graph is right for one whole sequence a step only.
@@ -19,7 +20,7 @@ Source: Kwon et al. 2023, "Efficient memory management for LLM serving with Page
 import torch
 from torch import Tensor, fx
 
-from llmc.errors import PassError
+from llmc.errors import OptionError, PassError
 from llmc.formats.cache_format import parse_cache_formats
 from llmc.graph.call_arguments import call_arguments
 from llmc.graph.dtype_names import TORCH_DTYPES
@@ -33,7 +34,7 @@ from llmc.passes.node_rules import Call, substitute
 from llmc.passes.rewrite import GraphPass, Numerics
 from llmc.passes.rewrite_log import RewriteLog
 from llmc.passes.shapes import same_size
-from llmc.program import EVERYTHING, STEP_INPUTS, CachePolicy, Nearest, group_input
+from llmc.program import EVERYTHING, STEP_INPUTS, CachePolicy, Nearest, check_newest, group_input
 
 CONTRACT = "paged_attention"
 _SLICE, _UNSQUEEZE = torch.ops.aten.slice.Tensor, torch.ops.aten.unsqueeze.default
@@ -94,19 +95,22 @@ def _refusal(graph: ModelGraph, node: fx.Node, options: BuildOptions) -> Refusal
             return Refusal(
                 f"{name} is {render_type(arguments[name])}, not one row for each of the step's tokens", arguments[name]
             )
-    policy, recent = _policy(graph, node, options), _recent(graph, node, options)
-    if recent is not None and policy.drops_rows:
-        return Refusal(f"{policy} drops rows, but kv_cache={options.kv_cache} reads the newest ones by position", node)
-    return _refuse_cuts(node, policy, options.block_size)
+    return _refuse_cuts(node, _policy(graph, node, options), _recent(graph, node, options), options.block_size)
 
 
-def _refuse_cuts(node: fx.Node, policy: CachePolicy, block_size: int) -> Refusal | None:
-    """Kernels take no distance from rows where some were dropped, and only whole blocks leave a table."""
+def _refuse_cuts(node: fx.Node, policy: CachePolicy, recent: Nearest | None, block_size: int) -> Refusal | None:
+    """Kernels take no distance from rows where some were dropped, and only whole blocks leave a table. Rows that are
+    also kept exact must stay."""
     if not policy.drops_rows:
         return None
     for name in ("slopes", "bias"):
         if call_arguments(node)[name] is not None:
             return Refusal(f"{policy} drops rows, but {name} count how far back a key is", node)
+    if recent is not None and recent.window is not None:
+        try:
+            check_newest(policy, recent.window)
+        except OptionError as error:
+            return Refusal(error.problem, node)
     problem = policy.cut_problem(block_size)
     return None if problem is None else Refusal(f"{policy} {problem}", node)
 
@@ -132,11 +136,12 @@ def _page(graph: ModelGraph, node: fx.Node, options: BuildOptions) -> None:
     if recent is not None:
         group = 1 + graph.policies.index(recent)
         exact = _add_caches(graph, sizes, options.block_size, group)
-        slots, _, _, tables, _ = _step(graph, group)
+        slots, _, lens, tables, _ = _step(graph, group)
         with graph.graph.inserting_before(node):
             graph.graph.call_function(write, (k, v, *exact, slots))
         named |= dict(zip(("recent_k", "recent_v"), exact, strict=True))
         named |= {"recent_tables": tables, "recent": recent.window}
+        named |= {"recent_lens": lens} if policy.drops_rows else {}
     read = (arguments["q"], *caches, *places, *scoring)
     substitute(graph.graph, node, Call(torch.ops.llmc.paged_attention.default, read, {"tree_masks": masks, **named}))
 

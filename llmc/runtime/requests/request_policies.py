@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from llmc.errors import OptionError, RequestError
-from llmc.program import EVERYTHING, CachePolicy, Program, compression_problem, fitted_compression
+from llmc.program import EVERYTHING, CachePolicy, Program, check_newest, compression_problem, fitted_compression
 
 
 class RequestPolicies:
@@ -26,7 +26,7 @@ class RequestPolicies:
         self._built = built[0] if built else None
         self.groups = tuple(program.policies)
         self.built = EVERYTHING if self._built is None else self._built
-        self._block_size = program.limits.block_size
+        self._block_size, self._newest = program.limits.block_size, program.newest
         self._default = None if default is None else self._checked(default)
 
     def of(self, asked: str | None) -> CachePolicy | None:
@@ -71,4 +71,6 @@ class RequestPolicies:
             problem = problem and f"{policy}: {problem}"
         if problem is not None:
             raise OptionError(problem, at=f"kv_compression={policy}", fix=fix)
+        if self._newest:
+            check_newest(policy, self._newest)
         return policy

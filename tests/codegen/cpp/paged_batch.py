@@ -20,12 +20,14 @@ from tests.codegen.cpp.kernel_calls import call, kernels, pointer, rows
 
 @dataclass(frozen=True)
 class Newest:
-    """Caches of the newest `count` rows of each token, and the blocks of each request in them."""
+    """Caches of the newest `count` rows of each token, and the blocks of each request in them. lens: rows of each
+    request in them, where rows have left the other caches."""
 
     k_cache: Tensor
     v_cache: Tensor
     tables: Tensor
     count: int
+    lens: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -54,20 +56,30 @@ class PagedBatch:
     pinned: int | None = None
     newest: Newest | None = None
 
-    def apart(self, format: CacheFormats, count: int, dtype: torch.dtype | None = None) -> PagedBatch:
+    def apart(self, format: CacheFormats, count: int, dtype: torch.dtype | None = None, slack: int = 0) -> PagedBatch:
         """The same over codes and, in other blocks, the newest `count` rows of each token, as numbers of a dtype.
 
         Blocks without such rows are NaN, except the row before them: products of bf16 take rows in pairs, and where
-        blocks have an odd number of rows, zero times that row is added.
+        blocks have an odd number of rows, zero times that row is added. slack: as for runtime.GroupPool.
         """
         order = torch.randperm(len(self.k_cache), generator=torch.Generator().manual_seed(7))
-        near = replace(self, window=count + 1, pinned=None).without_freed_blocks()
+        near = replace(self, window=count + slack + 1, pinned=None).without_freed_blocks()
         caches = [torch.empty_like(cache, dtype=dtype) for cache in (near.k_cache, near.v_cache)]
         for cache, own in zip(caches, (near.k_cache, near.v_cache), strict=True):
             cache[order] = own.to(cache.dtype)
         used = self.block_tables >= 0
         tables = torch.where(used, order[self.block_tables.clamp(min=0).long()].int(), self.block_tables)
         return replace(self.coded(format), newest=Newest(caches[0], caches[1], tables, count))
+
+    def behind_cut(self, blocks: int) -> PagedBatch:
+        """The same after the first blocks of each table have left, except where tokens read newest rows in them."""
+        assert self.newest is not None
+        size, rows = self.k_cache.shape[2], self.query_starts.diff() + self.newest.count
+        is_cut = self.context_lens - blocks * size >= rows
+        tables = torch.where(is_cut[:, None], self.block_tables.roll(-blocks, 1), self.block_tables)
+        lens = torch.where(is_cut, self.context_lens - blocks * size, self.context_lens)
+        newest = replace(self.newest, lens=self.context_lens)
+        return replace(self, block_tables=tables.contiguous(), context_lens=lens, newest=newest)
 
     def coded(self, format: CacheFormats) -> PagedBatch:
         """The same over caches of codes; what no request may read becomes huge."""
@@ -117,7 +129,7 @@ class PagedBatch:
             self.chosen,
             self.pinned,
             *((None,) * 4 if self.newest is None else (self.newest.k_cache, self.newest.v_cache)),
-            *(() if self.newest is None else (self.newest.tables, self.newest.count)),
+            *(() if self.newest is None else (self.newest.tables, self.newest.count, self.newest.lens)),
         )
 
     def run(self, target: CpuTarget, threads: int = 2) -> Tensor:
@@ -181,6 +193,7 @@ class PagedBatch:
     @staticmethod
     def _newest_values(newest: Newest) -> dict[str, Any]:
         tensors = {"recent_k": newest.k_cache, "recent_v": newest.v_cache, "recent_tables": newest.tables}
+        tensors |= {} if newest.lens is None else {"recent_lens": newest.lens}
         return {name: pointer(tensor) for name, tensor in tensors.items()} | {"recent": newest.count}
 
     def part(self, request: int, first: int, last: int) -> PagedBatch:

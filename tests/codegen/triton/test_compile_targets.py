@@ -23,7 +23,7 @@ from llmc.program import DeviceKernel
 from llmc.targets import GpuTarget
 from tests.codegen.tiny_models import GraphBuilder, aten, ops
 from tests.codegen.triton.claimed import normed
-from tests.codegen.triton.coded_attention import coded_attention, coded_cache
+from tests.codegen.triton.coded_attention import coded_attention, coded_cache, newest_apart
 from tests.codegen.triton.offline_compile import compile_checked, largest, meta, node_kernels
 from tests.gpu_target import EACH_KIND_OF_GPU, each_kind_of_gpu, gpu_target
 
@@ -81,11 +81,19 @@ def coded_decode_and_prefill(target: GpuTarget, directory: Path) -> list[DeviceK
     )
 
 
+def newest_decode_and_prefill(target: GpuTarget, directory: Path) -> list[DeviceKernel]:
+    """The same with newest rows in other caches, and with trees."""
+    arguments = newest_apart(coded_attention("int4:g32", 32, 8, 128), 128)
+    kernels = node_kernels(paged_attention, arguments, target)
+    return [kernel for kernel in kernels if kernel.function != "combine_splits_kernel"]
+
+
 CASES: tuple[Callable[[GpuTarget, Path], list[DeviceKernel]], ...] = (
     logits_step,
     norm_products,
     code_writes,
     coded_decode_and_prefill,
+    newest_decode_and_prefill,
 )
 
 
@@ -99,12 +107,14 @@ def test_kernels_fit(name: str, workers: Workers, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", EACH_KIND_OF_GPU)
 @pytest.mark.parametrize("format", ["int8", "fp8", "int4:g32", "int4:head"])
-def test_every_prefill_tile_over_codes_fits(name: str, format: str, workers: Workers, tmp_path: Path) -> None:
+@pytest.mark.parametrize("newest", [0, 128])
+def test_every_tile_over_codes_fits(name: str, format: str, newest: int, workers: Workers, tmp_path: Path) -> None:
     """The heads of Llama 3.2 1B, of Llama 3, of Phi-3 and of Gemma 2."""
     target, kernels = gpu_target(name), list[DeviceKernel]()
     for heads, kv_heads, dim in ((32, 8, 64), (32, 8, 128), (32, 32, 96), (16, 8, 256)):
         extras = (4096, 50.0) if dim == 256 else (None, None)
         if format == "int4:g32" and dim == 96:
             continue  # Half of a head is not a whole number of groups.
-        kernels += node_kernels(paged_attention, coded_attention(format, heads, kv_heads, dim, *extras), target)
+        arguments = coded_attention(format, heads, kv_heads, dim, *extras)
+        kernels += node_kernels(paged_attention, newest_apart(arguments, newest) if newest else arguments, target)
     compile_checked(kernels, target, workers, tmp_path)

@@ -133,6 +133,7 @@ typedef struct {
   const void* recent_v;
   const int32_t* recent_tables;
   int64_t recent;
+  const int32_t* recent_lens;
 } LlmcPagedAttention;
 typedef struct {
   int64_t tokens, half;

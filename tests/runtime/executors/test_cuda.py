@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -78,6 +79,22 @@ def gpu() -> Iterator[Engine]:
 def test_logits_are_those_of_the_cpu_engine(cpu: Engine, gpu: Engine) -> None:
     for ours, theirs in zip(gpu.logits(PROMPTS), cpu.logits(PROMPTS), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=2e-2)
+
+
+@pytest.mark.gpu
+def test_exact_newest_rows_are_those_of_the_cpu_engine() -> None:
+    """With codes of old rows, of which some leave."""
+    prompt, found = [*PROMPTS[0], *range(40, 140)], []
+    for target in ("cpu", "auto"):
+        options: dict[str, Any] = {"dtype": "float32", "max_model_len": 256, "kv_cache": "int8:rotated:recent=20"}
+        options["kv_compression"] = "stride:step=2,recent=32,rows=16"
+        with llmc.compile(str(MODEL), target=target, **options) as engine:
+            found.append(engine.logits(prompt))
+            assert engine.loop.groups[0].stats.dropped
+            greedy = llmc.SamplingParams(max_tokens=60, ignore_eos=True)
+            (alone,) = engine.generate([prompt], greedy)
+            assert engine.generate([prompt, *PROMPTS], greedy)[0].token_ids == alone.token_ids
+    np.testing.assert_allclose(found[1], found[0], rtol=0, atol=5e-2)
 
 
 @pytest.mark.gpu

@@ -36,12 +36,13 @@ typedef struct {
   LlmcRows chosen;      // [tokens, chosen_count] int32, in order: places of the keys that a token sees; null: all
   int64_t chosen_count;
   int64_t pinned;       // keys in places before it are seen whatever window and chunk say; 0: none
-  // A query reads its newest keys, its own included, in these caches of numbers, at the same rows; the older ones in
-  // k_cache and v_cache.
+  // A query reads its newest keys, its own included, in these caches of numbers, in which a request's last rows are
+  // those of the same tokens; the older ones in k_cache and v_cache.
   const void* recent_k;
   const void* recent_v;
   const int32_t* recent_tables;  // [requests, max_blocks]
   int64_t recent;       // number of them; 0: all keys are in k_cache and v_cache
+  const int32_t* recent_lens;  // [requests], a request's rows in these caches; null: context_lens
 } LlmcPagedAttention;
 
 namespace llmc {
@@ -87,6 +88,7 @@ inline LlmcPagedAttention of_newest(const LlmcPagedAttention& a) {
   newest.k_cache = a.recent_k;
   newest.v_cache = a.recent_v;
   newest.block_tables = a.recent_tables;
+  if (a.recent_lens != nullptr) newest.context_lens = a.recent_lens;
   newest.window = a.window == 0 ? a.recent : std::min(a.window, a.recent);
   newest.cache_group = newest.value_group = newest.pinned = newest.recent = 0;
   return newest;

@@ -12,6 +12,7 @@ import torch
 from llmc.codegen.cpp.kernel_table import KERNELS
 from llmc.formats.cache_format import parse_cache_formats
 from llmc.graph.call_arguments import call_arguments
+from llmc.ops.choose_keys import NO_PLACE
 from llmc.targets import CpuTarget
 from tests.codegen.cpp.kernels.test_tree_attention import chain_of
 from tests.codegen.cpp.paged_batch import paged_batch
@@ -105,6 +106,29 @@ def test_contexts_without_older_rows_have_the_bits_of_a_cache_without_codes(
 ) -> None:
     plain = paged_batch([(128, 128), (128, 1), (100, 3)], head_dim=32, dtype=dtype)
     assert torch.equal(plain.apart(parse_cache_formats("int4"), 128).run(target), plain.run(target))
+
+
+@targets
+@dtypes
+@pytest.mark.parametrize("format_text", ["int8", "int4:g8", "int8/int4"])
+def test_newest_rows_are_found_from_the_end_behind_a_cut(
+    target: CpuTarget, dtype: torch.dtype, format_text: str
+) -> None:
+    """As if tokens saw all rows but those that have left. Some of the requests are too short to be cut."""
+    requests = [(1, 1), (90, 37), (170, 20), (64, 1), (140, 1), (1300, 1), (1290, 40)]
+    whole = paged_batch(requests, head_dim=32, dtype=dtype).apart(parse_cache_formats(format_text), 25)
+    batch = whole.behind_cut(3)
+    dropped = whole.context_lens - batch.context_lens
+    assert dropped.unique().tolist() == [0, 48]
+    chosen = torch.full((len(batch.q), 1300), NO_PLACE, dtype=torch.int32)
+    tokens = [(r, place) for r, (context, count) in enumerate(requests) for place in range(context - count, context)]
+    for own, (r, place) in zip(chosen, tokens, strict=True):
+        own[: place + 1 - dropped[r]] = torch.arange(int(dropped[r]), place + 1)
+    tolerance = tolerance_of(dtype)
+    torch.testing.assert_close(
+        batch.expected(), replace(whole, chosen=chosen).expected(), rtol=tolerance, atol=tolerance
+    )
+    torch.testing.assert_close(batch.run(target), batch.expected(), rtol=tolerance, atol=tolerance)
 
 
 @targets

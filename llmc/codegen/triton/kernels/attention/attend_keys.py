@@ -49,6 +49,7 @@ def attend_keys(
     MASKED: tl.constexpr,
     PINNED: tl.constexpr = 0,
     places: tl.tensor = None,
+    NEAREST: tl.constexpr = 0,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
     """Attend to keys [start, end), KEY_TILE at a time; returns (weighted, row_sum, row_max) brought up to date.
 
@@ -58,7 +59,8 @@ def attend_keys(
     after a query's own or out of its reach are left out, and those before first_key or past the end are not read;
     otherwise every query sees every key. reach: [rows], how many keys a query sees, its own included, None for all.
     PINNED: with a reach, how many keys at the beginning are seen and read all the same. places: [rows], how many keys
-    that are not hidden from a query come before its own.
+    that are not hidden from a query come before its own. NEAREST: with MASKED, how many of the keys nearest to a query,
+    its own included, are left out because they are in other caches.
     slopes: [rows], what a key farther back takes off a score, None for nothing. hidden: [rows], int64, None for none:
     bit d leaves out the key d before a query's own, and the others are as near as they are without it.
     CACHE_FORMAT, CACHE_GROUP: of keys' codes, which become numbers here (cache_codes.py); "none" for caches of numbers.
@@ -110,6 +112,8 @@ def attend_keys(
                 if PINNED > 0:
                     is_near = is_near | (places[:, None] - back < PINNED)
                 visible = visible & is_near
+            if NEAREST > 0:
+                visible = visible & (back >= NEAREST)
             scores = tl.where(visible, scores, float("-inf"))
         new_max = tl.maximum(row_max, tl.max(scores, 1) * exponent_scale)
         weights = tl.exp2(scores * exponent_scale - new_max[:, None])
@@ -181,6 +185,15 @@ def first_seen(place: tl.tensor, WINDOW: tl.constexpr, CHUNK: tl.constexpr) -> t
     if CHUNK > 0:
         first = tl.maximum(place - place % CHUNK, first)
     return first
+
+
+@triton.jit
+def rows_ahead(recent_lens_ptr: tl.tensor, request: tl.tensor, context: tl.tensor) -> tl.tensor:
+    """Number of rows that a request has in caches of newest rows in addition to its `context` rows in the others."""
+    ahead = context * 0
+    if recent_lens_ptr is not None:
+        ahead = tl.load(recent_lens_ptr + request) - context
+    return ahead
 
 
 @triton.jit

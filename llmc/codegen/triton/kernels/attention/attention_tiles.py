@@ -36,28 +36,36 @@ def latent_tile(target: GpuTarget, is_fp32: bool) -> Tile:
     return Tile(16, 32 if target.has_tma else 16, 8, 2)
 
 
-def decode_tile(target: GpuTarget, is_fp32: bool, dim: int, group: int, is_coded: bool) -> Tile:
-    """The tile of a decode program: all query heads of a KV head, and at least what a matrix instruction takes."""
+def decode_tile(target: GpuTarget, is_fp32: bool, dim: int, group: int, *, is_coded: bool, is_apart: bool) -> Tile:
+    """The tile of a decode program: all query heads of a KV head, and at least what a matrix instruction takes.
+
+    is_coded, is_apart: as for prefill_tiles.
+    """
     row_tile = max(16, triton.next_power_of_2(group))
     if is_fp32:
         return Tile(row_tile, 32, 8, 2)
     # For sm_100, 64 keys of 128 channels as codes with groups take a few registers more than there are.
     is_short = dim > 128 or row_tile > 32 or (is_coded and dim > 64 and target.arch == 100)
-    return Tile(row_tile, 32 if is_short else 64, 4 if row_tile <= 32 else 8, 3)
+    is_wide = row_tile > 32 or (is_apart and dim > 128 and not target.has_tma)
+    return Tile(row_tile, 32 if is_short else 64, 8 if is_wide else 4, 3)
 
 
-def tree_tile(is_fp32: bool, dim: int, group: int) -> Tile:
-    """The tile of a program for queries of a tree, whose masks take registers."""
+def tree_tile(is_fp32: bool, dim: int, group: int, *, is_apart: bool) -> Tile:
+    """The tile of a program for queries of a tree, whose masks take registers. is_apart: as for prefill_tiles."""
     if is_fp32:
         return Tile(16, 16, 4 if dim <= 128 else 8, 1)
-    return Tile(32 if dim <= 64 else 16, 32, 4 if triton.next_power_of_2(group) <= 32 else 8, 1)
+    keys = 16 if is_apart and dim > 64 else 32
+    return Tile(32 if dim <= 64 else 16, keys, 4 if triton.next_power_of_2(group) <= 32 else 8, 1)
 
 
-def prefill_tiles(target: GpuTarget, is_fp32: bool, dim: int, *, is_padded: bool, is_coded: bool) -> tuple[Tile, ...]:
+def prefill_tiles(
+    target: GpuTarget, is_fp32: bool, dim: int, *, is_padded: bool, is_coded: bool, is_apart: bool = False
+) -> tuple[Tile, ...]:
     """Tiles that hold dim columns without spilling on the target, the best first. dim: a power of two up to 256.
 
     is_padded: some of the columns are masked out, which takes registers. is_coded: keys and values become numbers in
-    registers instead of going from the cache to shared memory, which takes more.
+    registers instead of going from the cache to shared memory, which takes more. is_apart: the newest ones are numbers
+    in other caches, and what both kinds of caches need takes more registers still.
     """
     if is_fp32:
         return (Tile(16, 32, 4, 1),) if dim <= 128 else (Tile(16, 16, 8, 1),)
@@ -69,12 +77,14 @@ def prefill_tiles(target: GpuTarget, is_fp32: bool, dim: int, *, is_padded: bool
         if dim <= 128:
             is_full = is_padded or is_coded
             return (Tile(128, 64, 8, 3),) if is_full else (Tile(128, 128, 8, 3), Tile(128, 64, 8, 3))
+        if is_apart:
+            return (Tile(32, 32, 8, 2),)
         is_full = is_coded or target.arch == 100
         return (Tile(64, 32, 8, 2),) if is_full else (Tile(128, 32, 8, 2), Tile(64, 64, 8, 2))
     if dim <= 64:
         return (Tile(128, 64, 8, 3),)
     if dim > 128 and is_coded:
         return (Tile(32, 32, 8, 2),)
-    if dim > 128 or is_padded:
+    if dim > 128 or is_padded or is_apart:
         return (Tile(64, 32, 8, 2),)
     return (Tile(128, 32, 8, 3),) if is_coded else (Tile(128, 32, 8, 3), Tile(64, 32, 4, 3))

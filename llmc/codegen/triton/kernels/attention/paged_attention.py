@@ -14,6 +14,7 @@ import triton
 from torch import fx
 
 from llmc.codegen.call import Call, arguments_of
+from llmc.codegen.newest_rows import refuse_newest_rows
 from llmc.codegen.triton.kernel import Constant, DeviceLaunch, KernelTemplate, named_arguments
 from llmc.codegen.triton.kernels.attention.attention_tiles import (
     Tile,
@@ -46,12 +47,10 @@ _MAX_GRID = 65535
 def supports(node: fx.Node, target: GpuTarget) -> Refusal | None:
     """q and caches of float dtypes, the caches' no wider than q's; head and value dimension to 256, of latents 512."""
     given = arguments_of(node)
-    if given["recent"] is not None:
-        reason = f"the newest {given['recent']} rows are apart from the others, which GPU kernels do not support yet"
-        return Refusal(reason, node)
     is_coded = given["cache_format"] is not None
     found = refuse_dtypes(node, "q") or (None if is_coded else refuse_dtypes(node, "k_cache", "v_cache"))
     found = found or refuse_ranks(node, q=(3,), k_cache=(4,), v_cache=(4,), block_tables=(2,))
+    found = found or refuse_newest_rows(node) or refuse_dtypes(node, "recent_k", "recent_v")
     if found is not None:
         return found
     q, k_cache, v_cache = (given[name].meta["val"] for name in ("q", "k_cache", "v_cache"))
@@ -61,8 +60,9 @@ def supports(node: fx.Node, target: GpuTarget) -> Refusal | None:
         found = refuse_formats(node, given["cache_format"], head_dim, value_dim)
         if found is not None:
             return found
-    elif q.dtype is not k_cache.dtype and k_cache.dtype.itemsize >= q.dtype.itemsize:
-        return Refusal(f"the cache is {k_cache.dtype} but q is {q.dtype}: the kernel multiplies in q's dtype", node)
+    numbers = k_cache if not is_coded or given["recent"] is None else given["recent_k"].meta["val"]
+    if numbers.is_floating_point() and q.dtype is not numbers.dtype and numbers.dtype.itemsize >= q.dtype.itemsize:
+        return Refusal(f"the cache is {numbers.dtype} but q is {q.dtype}: the kernel multiplies in q's dtype", node)
     for name, dim in (("head_dim", head_dim), ("value_dim", value_dim)):
         limit = _MAX_LATENT_DIM if given["latent"] and name == "value_dim" else _MAX_DIM
         if dim > limit:
@@ -103,15 +103,18 @@ def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
         "WINDOW": call.plain("window") or 0,
         "CHUNK": call.plain("chunk") or 0,
         "PINNED": call.plain("pinned") or 0,
+        "RECENT": call.plain("recent") or 0,
         "SOFTCAP": float(call.plain("softcap") or 0.0),
         "DIM_TILE": dim_tile,
         "VALUE_TILE": value_tile,
         **pair_codes(call),
     }
-    common = {**caches(call), "max_blocks": Count.MAX_BLOCKS, "scale": float(call.plain("scale"))}
+    common = {**caches(call), **_newest_caches(call), "max_blocks": Count.MAX_BLOCKS}
+    common["scale"] = float(call.plain("scale"))
     is_fp32, widest = call.dtype("q") is torch.float32, max(dim_tile, value_tile)
     own = latent_tile(target, is_fp32) if is_latent else None
-    shortest = own or decode_tile(target, is_fp32, widest, group, is_coded)
+    is_apart = call.plain("recent") is not None
+    shortest = own or decode_tile(target, is_fp32, widest, group, is_coded=is_coded, is_apart=is_apart)
     decode = _decode(call, target, common, constants, shortest)
     arguments = named_arguments(paged_prefill_kernel, call, **common, requests=Count.REQUESTS)
     tokens = call.count("q")
@@ -130,12 +133,17 @@ def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
             then=then,
         )
 
-    trees = (
-        () if arguments["tree_masks_ptr"] is None else (prefill(own or tree_tile(is_fp32, widest, group), True, ()),)
-    )
-    is_padded = (head_dim, value_dim) != (dim_tile, value_tile)
-    tiles = (own,) if own else prefill_tiles(target, is_fp32, widest, is_padded=is_padded, is_coded=is_coded)
+    of_trees = own or tree_tile(is_fp32, widest, group, is_apart=is_apart)
+    trees = () if arguments["tree_masks_ptr"] is None else (prefill(of_trees, True, ()),)
+    needs = {"is_padded": (head_dim, value_dim) != (dim_tile, value_tile), "is_coded": is_coded, "is_apart": is_apart}
+    tiles = (own,) if own else prefill_tiles(target, is_fp32, widest, **needs)
     return tuple(prefill(tile, False, (*trees, *decode)) for tile in tiles)
+
+
+def _newest_caches(call: Call) -> dict[str, Argument]:
+    """The arguments for the caches of newest rows; absent where there are none."""
+    is_apart = call.plain("recent") is not None
+    return {f"{name}_ptr": call.cache(name) if is_apart else None for name in ("recent_k", "recent_v")}
 
 
 def _decode(

@@ -9,7 +9,14 @@ import triton
 import triton.language as tl
 
 from llmc.codegen.triton.kernels.agreed_sums import sum_of_products
-from llmc.codegen.triton.kernels.attention.attend_keys import LOG2E, LOWEST, attend_keys, first_seen, read_queries
+from llmc.codegen.triton.kernels.attention.attend_keys import (
+    LOG2E,
+    LOWEST,
+    attend_keys,
+    first_seen,
+    read_queries,
+    rows_ahead,
+)
 from llmc.codegen.triton.machine_code.budget import READ_ONCE, Budget, Limit
 
 
@@ -21,6 +28,10 @@ def paged_decode_kernel(
     query_starts_ptr: tl.tensor,
     context_lens_ptr: tl.tensor,
     block_tables_ptr: tl.tensor,
+    recent_k_ptr: tl.tensor,
+    recent_v_ptr: tl.tensor,
+    recent_tables_ptr: tl.tensor,
+    recent_lens_ptr: tl.tensor,
     slopes_ptr: tl.tensor,
     partials_ptr: tl.tensor,
     q_row_stride: int,
@@ -36,6 +47,7 @@ def paged_decode_kernel(
     WINDOW: tl.constexpr,
     CHUNK: tl.constexpr,
     PINNED: tl.constexpr,
+    RECENT: tl.constexpr,
     SOFTCAP: tl.constexpr,
     DIM_TILE: tl.constexpr,
     VALUE_TILE: tl.constexpr,
@@ -51,8 +63,9 @@ def paged_decode_kernel(
     """Program (s, g, r): split s of request r's keys, for GROUP query heads from head g·GROUP on, as rows.
 
     Grid: (SPLITS, KV_HEADS · SHARES, R): SHARES programs have the query heads that read one KV head. Keys and values
-    are read once, by position, those before PINNED by the first split; a split without keys ends at once. Leaves
-    (Σ exp·v, maximum, Σ exp) in partials: [R, heads, SPLITS, VALUE_TILE + 4], fp32.
+    are read once, by position, those before PINNED by the first split; a split without keys ends at once. The newest
+    RECENT keys are read from recent_k and recent_v, all others from k_cache and v_cache. Leaves (Σ exp·v, maximum,
+    Σ exp) in partials: [R, heads, SPLITS, VALUE_TILE + 4], fp32.
     """
     split, share, request = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     kv_head = share // SHARES
@@ -91,7 +104,10 @@ def paged_decode_kernel(
             KV_HEADS, HEAD_DIM, VALUE_DIM, BLOCK_SIZE, SOFTCAP, KEY_TILE,
             CACHE_FORMAT, CACHE_GROUP, VALUE_FORMAT, VALUE_GROUP, True,
         )  # fmt: skip
-    whole_tiles_to = start + (end - start) // KEY_TILE * KEY_TILE
+    older_to = end
+    if RECENT > 0:
+        older_to = tl.maximum(start, tl.minimum(end, context - RECENT))
+    whole_tiles_to = start + (older_to - start) // KEY_TILE * KEY_TILE
     weighted, row_sum, row_max = attend_keys(
         weighted, row_sum, row_max, q, q_values, own_rows, None, slopes, None, start, whole_tiles_to, first_key,
         k_cache_ptr, v_cache_ptr, table_ptr, kv_head, scale,
@@ -99,11 +115,19 @@ def paged_decode_kernel(
         CACHE_FORMAT, CACHE_GROUP, VALUE_FORMAT, VALUE_GROUP, False,
     )  # fmt: skip
     weighted, row_sum, row_max = attend_keys(
-        weighted, row_sum, row_max, q, q_values, own_rows, None, slopes, None, whole_tiles_to, end, first_key,
+        weighted, row_sum, row_max, q, q_values, own_rows, None, slopes, None, whole_tiles_to, older_to, first_key,
         k_cache_ptr, v_cache_ptr, table_ptr, kv_head, scale,
         KV_HEADS, HEAD_DIM, VALUE_DIM, BLOCK_SIZE, SOFTCAP, KEY_TILE,
         CACHE_FORMAT, CACHE_GROUP, VALUE_FORMAT, VALUE_GROUP, True,
     )  # fmt: skip
+    if RECENT > 0:
+        ahead = rows_ahead(recent_lens_ptr, request, context)
+        weighted, row_sum, row_max = attend_keys(
+            weighted, row_sum, row_max, q, q_values, own_rows + ahead, None, slopes, None,
+            older_to + ahead, end + ahead, older_to + ahead,
+            recent_k_ptr, recent_v_ptr, recent_tables_ptr + request.to(tl.int64) * max_blocks, kv_head, scale,
+            KV_HEADS, HEAD_DIM, VALUE_DIM, BLOCK_SIZE, SOFTCAP, KEY_TILE, "none", 0, "none", 0, True,
+        )  # fmt: skip
 
     partial = ((request.to(tl.int64) * KV_HEADS * SHARES * GROUP + head) * SPLITS + split) * (VALUE_TILE + 4)
     tl.store(partials_ptr + partial[:, None] + value_dims[None, :], weighted, mask=present[:, None])

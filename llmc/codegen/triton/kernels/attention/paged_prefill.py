@@ -14,6 +14,7 @@ from llmc.codegen.triton.kernels.attention.attend_keys import (
     first_seen,
     reach_of,
     read_queries,
+    rows_ahead,
 )
 from llmc.codegen.triton.machine_code.budget import Budget, Limit
 
@@ -26,6 +27,10 @@ def paged_prefill_kernel(
     query_starts_ptr: tl.tensor,
     context_lens_ptr: tl.tensor,
     block_tables_ptr: tl.tensor,
+    recent_k_ptr: tl.tensor,
+    recent_v_ptr: tl.tensor,
+    recent_tables_ptr: tl.tensor,
+    recent_lens_ptr: tl.tensor,
     tree_masks_ptr: tl.tensor,
     sinks_ptr: tl.tensor,
     slopes_ptr: tl.tensor,
@@ -45,6 +50,7 @@ def paged_prefill_kernel(
     WINDOW: tl.constexpr,
     CHUNK: tl.constexpr,
     PINNED: tl.constexpr,
+    RECENT: tl.constexpr,
     SOFTCAP: tl.constexpr,
     DIM_TILE: tl.constexpr,
     VALUE_TILE: tl.constexpr,
@@ -61,8 +67,9 @@ def paged_prefill_kernel(
     Grid: (KV_HEADS · SHARES, cdiv(T, QUERY_TILE) + R), QUERY_TILE = ROW_TILE // GROUP; SHARES programs have the query
     heads that read one KV head. Each program reads the keys and values that its last query sees once for all its rows;
     the longest ranges start first. Tiles of keys that every row sees are computed without masks; those between PINNED
-    and every row's window are not read. Requests with trees, which may hide any of the 63 keys before a query's own,
-    are left to a launch with TREES, and the others to one without.
+    and every row's window are not read. The newest RECENT keys that each query sees are read from recent_k and
+    recent_v, all others from k_cache and v_cache. Requests with trees, which may hide any of the 63 keys before a
+    query's own, are left to a launch with TREES, and the others to one without.
     """
     QUERY_TILE: tl.constexpr = ROW_TILE // GROUP
     share = tl.program_id(0)
@@ -108,10 +115,13 @@ def paged_prefill_kernel(
     BOUNDED: tl.constexpr = WINDOW > 0 or CHUNK > 0
     first_key = first_seen(tl.maximum(first_own - REACH, 0), WINDOW, CHUNK)
     start = first_key // KEY_TILE * KEY_TILE
+    older_to = end
+    if RECENT > 0:
+        older_to = tl.maximum(end - RECENT, 0)
     all_see_to = start
     # How far a tree's query sees counts what it sees, which only the last tiles know.
     if not (TREES and BOUNDED):
-        all_see_to = tl.maximum(tl.maximum(first_own + 1 - REACH, 0) // KEY_TILE * KEY_TILE, start)
+        all_see_to = tl.maximum(tl.maximum(first_own + 1 - (REACH + RECENT), 0) // KEY_TILE * KEY_TILE, start)
     hidden = None
     places = own_rows
     if TREES:
@@ -149,12 +159,25 @@ def paged_prefill_kernel(
         CACHE_FORMAT, CACHE_GROUP, VALUE_FORMAT, VALUE_GROUP, False,
     )  # fmt: skip
     weighted, row_sum, row_max = attend_keys(
-        weighted, row_sum, row_max, q, q_values, own_rows, reach, slopes, hidden, all_see_to, end, first_key,
+        weighted, row_sum, row_max, q, q_values, own_rows, reach, slopes, hidden, all_see_to, older_to, first_key,
         k_cache_ptr, v_cache_ptr, table_ptr, kv_head, scale,
         KV_HEADS, HEAD_DIM, VALUE_DIM, BLOCK_SIZE, SOFTCAP, KEY_TILE,
         CACHE_FORMAT, CACHE_GROUP, VALUE_FORMAT, VALUE_GROUP, True,
-        PINNED, places,
+        PINNED, places, RECENT,
     )  # fmt: skip
+    if RECENT > 0:
+        ahead = rows_ahead(recent_lens_ptr, request, context)
+        near = places * 0 + RECENT
+        if BOUNDED:
+            near = tl.minimum(near, reach)
+        # Tiles begin at the same rows however a prompt is divided.
+        first_newest = tl.maximum(first_own + 1 - (REACH + RECENT), first_key) + ahead
+        weighted, row_sum, row_max = attend_keys(
+            weighted, row_sum, row_max, q, q_values, own_rows + ahead, near, slopes, hidden,
+            first_newest // KEY_TILE * KEY_TILE, end + ahead, first_newest,
+            recent_k_ptr, recent_v_ptr, recent_tables_ptr + request.to(tl.int64) * max_blocks, kv_head, scale,
+            KV_HEADS, HEAD_DIM, VALUE_DIM, BLOCK_SIZE, SOFTCAP, KEY_TILE, "none", 0, "none", 0, True,
+        )  # fmt: skip
 
     y_ptrs = y_ptr + token[:, None] * y_row_stride + head[:, None] * VALUE_DIM + value_dims[None, :]
     y = weighted / row_sum[:, None]
