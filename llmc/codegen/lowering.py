@@ -28,7 +28,6 @@ from llmc.codegen.weight_slots import SlotRecipe
 from llmc.errors import LoweringError
 from llmc.graph.dtype_names import torch_name
 from llmc.graph.model_graph import ModelGraph
-from llmc.graph.newest_rows import newest_rows
 from llmc.graph.pointwise import BITWISE, reduces
 from llmc.graph.refusal import Refusal
 from llmc.graph.step_inputs import hidden_width
@@ -92,7 +91,7 @@ def plan_step(graph: ModelGraph, backend: Backend, options: BuildOptions) -> Ste
         hands_over=output.columns if graph.hands_over else 0,
         adapters=graph.adapters,
         policies=graph.policies,
-        newest=newest_rows(graph),
+        exact_rows=graph.exact_rows,
     )
     return StepPlan(program, builder.loops, builder.weights.recipes(), claims.refusals)
 

@@ -16,7 +16,6 @@ from llmc.codegen.weight_slots import CodesRecipe, SlotRecipe, recipe_key
 from llmc.errors import LoweringError
 from llmc.graph.dtype_names import DTYPE_NAMES
 from llmc.graph.model_graph import ModelGraph
-from llmc.graph.newest_rows import newest_rows
 from llmc.graph.serialize import WeightOf, serialize_graph
 from llmc.graph.step_inputs import hidden_width, is_of_logit_rows
 from llmc.graph.weights import Recipe
@@ -66,7 +65,7 @@ def graph_program(graph: ModelGraph, options: BuildOptions, weights: tuple[Weigh
         hidden_width=hidden_width(graph),
         layout=RankLayout(tensor=graph.ranks),
         policies=graph.policies,
-        newest=newest_rows(graph),
+        exact_rows=graph.exact_rows,
     )
 
 

@@ -138,7 +138,8 @@ class ModelGraph:
     pipeline_stages: number of consecutive stages on their own ranks, split at llmc::hand_over. pipeline_stage: the
     index of this graph's stage; None for all in one. Every node's meta["val"] is a FakeTensor (or SymInt) with the
     symbolic token count T.
-    policies: those of cache groups 1 and up; the layers of group 0 keep everything.
+    policies: those of cache groups 1 and up; the layers of group 0 keep everything. exact_rows: number of newest rows
+    of tables that are cut which attention, in any stage, reads from other caches.
     quantized, sparse: what became of each weight that has codes, or zeros. pruned: what each part lost.
     side_outputs: names of the results after the logits, in order. speculative: the checkpoint of the drafter, if any;
     draft: its form after attach_draft.
@@ -152,6 +153,7 @@ class ModelGraph:
     info: ModelInfo
     caches: tuple[CacheSpec, ...] = ()
     policies: tuple[CachePolicy, ...] = ()
+    exact_rows: int = 0
     states: tuple[StateSpec, ...] = ()
     quantized: tuple[QuantizedWeight, ...] = ()
     sparse: tuple[SparseWeight, ...] = ()

@@ -146,8 +146,17 @@ class CachePolicy:
 
     @property
     def newest(self) -> int | None:
-        """Number of newest tokens whose rows every cut leaves in order at the end of the table; None for all."""
-        return None if self.fills_at is None else self.fills_at - max(rows.stop for rows in self.leaving())
+        """Number of newest tokens whose rows every cut leaves in order at the end of the table; None for all.
+
+        A policy whose cuts differ from one another says more than this, which is about the first one of `fills_at`.
+        """
+        if not self.drops_rows:
+            return None
+        if self.fills_at is None:
+            return 0
+        cut = self.cut(Progress(self.fills_at))
+        ends = [rows.stop for rows in cut.leaving] + [to + 1 for _, to in cut.moves] + [cut.chosen]
+        return self.fills_at - max(ends)
 
     @property
     def renumbers(self) -> bool:

@@ -324,7 +324,8 @@ class Program:
     layout: that of the engine's ranks; those of one stage run the program together. stage: which one it is. hands_over:
     columns of each token's row in fp32 for the next stage; 0 where a step gives logits. adapters: where they go; None
     for an engine that takes none. states: what its ops carry from token to token. policies: those of the groups of
-    caches after the first. newest: number of newest rows that no cut may drop; 0 for none.
+    caches after the first. exact_rows: number of newest rows that attention, in any stage, reads from other caches than
+    those whose tables are cut, so that no cut may drop them; 0 for none.
     """
 
     limits: Limits
@@ -345,7 +346,7 @@ class Program:
     adapters: AdapterPools | None = None
     states: tuple[StateSlot, ...] = ()
     policies: tuple[CachePolicy, ...] = field(default=(), metadata=LEFT_OUT)
-    newest: int = field(default=0, metadata=LEFT_OUT)
+    exact_rows: int = field(default=0, metadata=LEFT_OUT)
 
     @property
     def ranks(self) -> int:

@@ -14,6 +14,7 @@ from llmc.engine_format.reader import engine_to_run
 from llmc.errors import OptionError, PassError, RequestError
 from llmc.program import CachePolicy
 from llmc.runtime.engine import Engine
+from llmc.runtime.requests.request_policies import RequestPolicies
 from tests.cache_policies.every_other_block import EveryOtherBlock
 from tests.cache_policies.keep_less import keep_less
 from tests.end_to_end.calibration_queries import write_calibration
@@ -177,7 +178,18 @@ def test_loads_and_requests_with_such_policies_are_refused(
             engine.generate([TOKENS], kv_compression=few)
         assert "give recent=13 or more" in str(asked.value.fix)
         engine.generate([TOKENS], max_tokens=1, kv_compression="stride:step=2,recent=16,rows=8")
-    assert engine_to_run(path, check_weights=False)[0].program.newest == 13
+    assert engine_to_run(path, check_weights=False)[0].program.exact_rows == 13
+
+
+def test_a_stage_whose_layers_keep_a_window_refuses_them_too(tmp_path: Path) -> None:
+    """The first stage reads no row from caches of newest rows itself, but it is the one that is asked."""
+    model, layers = tiny_checkpoint("gemma2", tmp_path / "model"), {"pipeline_parallel_size": 2, "block_size": 8}
+    options: dict[str, Any] = {"kv_cache": "int4:head:recent=13", "max_model_len": 256, **layers}
+    llmc.build(model, tmp_path / "engine.llmc", target="cpu", kv_compression=STRIDE, **options)
+    directory = engine_to_run(tmp_path / "engine.llmc", check_weights=False)[0]
+    assert [stage.exact_rows for stage in directory.stage_programs] == [13, 13]
+    with pytest.raises(OptionError, match="only the newest 8 rows, but attention reads the newest 13"):
+        RequestPolicies(directory.program, "stride:step=3,recent=8,rows=8")
 
 
 def test_an_engine_without_older_rows_drops_any(engine_of: Callable[..., Path]) -> None:

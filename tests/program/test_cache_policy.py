@@ -8,7 +8,7 @@ from typing import ClassVar
 import pytest
 
 from llmc.errors import EngineFormatError
-from llmc.program import EVERYTHING, CachePolicy, Limits, Nearest, Streaming, Stride, Visible
+from llmc.program import EVERYTHING, CachePolicy, Cut, Limits, Nearest, Progress, Streaming, Stride, Visible
 from llmc.program.program_json import program_from_json, program_to_json
 from tests.cache_policies.every_other_block import EveryOtherBlock
 from tests.cache_policies.sinks_and_recent import SinksAndRecent
@@ -145,6 +145,23 @@ def test_newest_rows_stay_in_order(policy: CachePolicy) -> None:
         held = policy.held(end)
         least = min(least, next(back for back in range(1, end + 1) if held[-back:] != list(range(end - back, end))) - 1)
     assert policy.newest == least
+
+
+def test_newest_rows_of_a_policy_whose_cuts_say_more_are_those_that_it_names() -> None:
+    """A cut that is not that of `fills_at`, or that moves rows, is not taken for one that leaves newest rows alone."""
+
+    class Own(CachePolicy):
+        NAME: ClassVar[str] = ""
+        drops_rows = True
+
+    class Moving(EveryOtherBlock):
+        NAME: ClassVar[str] = ""
+
+        def cut(self, done: Progress) -> Cut:
+            return Cut((range(8, 16),), moves=((60, 59),))
+
+    assert Own().newest == 0
+    assert Moving(8, 8, 2).newest == 64 - 60
 
 
 def test_policies_that_cut_nothing_keep_all_newest_rows() -> None:

@@ -106,13 +106,15 @@ def _refuse_cuts(node: fx.Node, policy: CachePolicy, recent: Nearest | None, blo
     for name in ("slopes", "bias"):
         if call_arguments(node)[name] is not None:
             return Refusal(f"{policy} drops rows, but {name} count how far back a key is", node)
+    problem = policy.cut_problem(block_size)
+    if problem is not None:
+        return Refusal(f"{policy} {problem}", node)
     if recent is not None and recent.window is not None:
         try:
             check_newest(policy, recent.window)
         except OptionError as error:
             return Refusal(error.problem, node)
-    problem = policy.cut_problem(block_size)
-    return None if problem is None else Refusal(f"{policy} {problem}", node)
+    return None
 
 
 def _page(graph: ModelGraph, node: fx.Node, options: BuildOptions) -> None:
@@ -141,7 +143,9 @@ def _page(graph: ModelGraph, node: fx.Node, options: BuildOptions) -> None:
             graph.graph.call_function(write, (k, v, *exact, slots))
         named |= dict(zip(("recent_k", "recent_v"), exact, strict=True))
         named |= {"recent_tables": tables, "recent": recent.window}
-        named |= {"recent_lens": lens} if policy.drops_rows else {}
+        if policy.drops_rows:
+            named["recent_lens"] = lens
+            graph.exact_rows = max(graph.exact_rows, recent.window or 0)
     read = (arguments["q"], *caches, *places, *scoring)
     substitute(graph.graph, node, Call(torch.ops.llmc.paged_attention.default, read, {"tree_masks": masks, **named}))
 

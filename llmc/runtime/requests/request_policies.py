@@ -26,7 +26,7 @@ class RequestPolicies:
         self._built = built[0] if built else None
         self.groups = tuple(program.policies)
         self.built = EVERYTHING if self._built is None else self._built
-        self._block_size, self._newest = program.limits.block_size, program.newest
+        self._block_size, self._exact_rows = program.limits.block_size, program.exact_rows
         self._default = None if default is None else self._checked(default)
 
     def of(self, asked: str | None) -> CachePolicy | None:
@@ -71,6 +71,6 @@ class RequestPolicies:
             problem = problem and f"{policy}: {problem}"
         if problem is not None:
             raise OptionError(problem, at=f"kv_compression={policy}", fix=fix)
-        if self._newest:
-            check_newest(policy, self._newest)
+        if self._exact_rows:
+            check_newest(policy, self._exact_rows)
         return policy
