@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from llmc.program import CachePolicy, Cut, Limits, Nearest, Program, Progress
+from llmc.program import CachePolicy, Compression, Cut, Limits, Nearest, Program, Progress
 from llmc.runtime.engine_stats import GroupStats
 from llmc.runtime.kv_tier.saved_request import SavedTable
 from llmc.runtime.requests.request import Request
@@ -302,6 +302,8 @@ class GroupPool:
         """The most tokens that the reading before the next cut will have in the request's blocks at once; 0 if that cut
         needs no reading. table: None before the first cut."""
         policy, done = self.policy(request), _progress(request, table)
+        if not (isinstance(policy, Compression) and policy.READS_AGAIN):
+            return 0  # without making a cut, which lists its moves
         end = policy.next_cut(done)
         cut = Cut(()) if end is None else policy.cut(done)
         return most_tokens(cut.reads, end, self._limits, request.origin.instruction) if end and cut.reads else 0
