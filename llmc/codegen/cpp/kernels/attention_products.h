@@ -218,9 +218,9 @@ struct CachedRows {
 // Fetches the keys and values that come next while this tile is worked on. Blocks lie anywhere, so the processor does
 // not see them coming; and asked for all at once, they would fill its miss buffers and make it wait (20 instead of
 // 26 GB/s on one core of a Zen 5). So each of four stages of the work asks for a part, line by line. Keys in codes come
-// first, because all of them are needed first. Numbers are bound by memory, which gives more where keys and values
-// alternate.
-constexpr int64_t kFetchSlots = kAttentionKeys / 4;  // of a stage: a row of keys and of values, or two rows of either
+// first, because all of them are needed first. Caches of numbers are limited by memory bandwidth, which is higher if
+// keys and values alternate.
+constexpr int64_t kFetchSlots = kAttentionKeys / 4;  // of a stage: one row of each cache, or two of one
 constexpr int64_t kFetchScales = 16;                 // keys whose scales of a group are taken to lie in one line
 enum class FetchStage { kPack, kScore, kSoftmax, kValues };
 

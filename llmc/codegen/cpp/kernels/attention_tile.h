@@ -36,7 +36,7 @@ class TileAttention {
         keys_(a_.head_dim - a_.latent, a_.block_size, a_.cache_group),
         values_(a_.value_dim, a_.block_size, a_.value_group),
         q_stride_(padded_to_lanes(steps_of<Steps>(a_.head_dim))) {
-    // Once, because it divides: each tile of keys asks for it.
+    // Computed once, because every tile of keys reads it and it needs a division.
     for (int64_t row = 0; row < rows(); row++) visible_[row] = visible(row);
   }
 

@@ -36,8 +36,8 @@ typedef struct {
   LlmcRows chosen;      // [tokens, chosen_count] int32, in order: places of the keys that a token sees; null: all
   int64_t chosen_count;
   int64_t pinned;       // keys in places before it are seen whatever window and chunk say; 0: none
-  // A query reads its newest keys, its own included, in these caches of numbers, in which a request's last rows are
-  // those of the same tokens; the older ones in k_cache and v_cache.
+  // A query reads its newest keys, its own included, from these caches of numbers, and older ones from k_cache and
+  // v_cache. The last rows of both tables are those of the same tokens.
   const void* recent_k;
   const void* recent_v;
   const int32_t* recent_tables;  // [requests, max_blocks]

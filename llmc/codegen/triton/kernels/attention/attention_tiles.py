@@ -65,7 +65,7 @@ def prefill_tiles(
 
     is_padded: some of the columns are masked out, which takes registers. is_coded: keys and values become numbers in
     registers instead of going from the cache to shared memory, which takes more. is_apart: the newest ones are numbers
-    in other caches, and what both kinds of caches need takes more registers still.
+    in other caches, and two kinds of caches take more registers still.
     """
     if is_fp32:
         return (Tile(16, 32, 4, 1),) if dim <= 128 else (Tile(16, 16, 8, 1),)

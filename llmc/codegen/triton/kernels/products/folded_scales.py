@@ -2,8 +2,11 @@
 
 Each thread turns its codes into weights in 16 bits before the matrix units multiply them, as a launch that expands a
 weight does. The lanes of a row have different groups, so each reads its groups' scales. A weight is
-s·(u - middle) + shift, with u a code without sign, and operands are 128 + u: one fused instruction multiplies them by s
-and adds what is left, itself rounded to bf16. The matrix units multiply what that rounding adds by Σ x of the group.
+s·(u - middle) + shift, with u a code without sign. An operand is 128 + u, so one fused instruction makes
+
+    weight = s·(128 + u) + c,    c = shift - s·(128 + middle) rounded to bf16
+
+The matrix units also multiply the error of c by Σ x of the group, and that product is subtracted from the sum.
 
 fp16 has digits for u - middle but few exponents: scales are multiplied by 16, Σ x is divided by 16, and shifts are
 multiplied by Σ x.
