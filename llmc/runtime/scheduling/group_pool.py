@@ -308,6 +308,14 @@ class GroupPool:
         cut = Cut(()) if end is None else policy.cut(done)
         return most_tokens(cut.reads, end, self._limits, request.origin.instruction) if end and cut.reads else 0
 
+    def copies(self, request: Request, table: GroupTable) -> int:
+        """Number of blocks that others hold too, and that a request needs for itself alone before a reading scores
+        them."""
+        reading = request.standing.reading
+        if (reading is not None and reading.scored is not None) or not self.read_again(request, table):
+            return 0
+        return sum(self.pool.holders(block) > 1 for block in self.held(table))
+
     def _cut(self, request: Request, table: GroupTable) -> Cut:
         cut, reading = self.policy(request).cut(_progress(request, table)), request.standing.reading
         return cut if reading is None else reading.cut(cut, request.computed)

@@ -172,7 +172,8 @@ class RequestBlocks:
             return False
         for index, (group, own_need) in enumerate(zip(self.groups, needs, strict=True)):
             held = [len(group.held(other.standing.groups[index])) for other in others]
-            promised = sum(
+            promised = sum(group.copies(other, other.standing.groups[index]) for other in others)
+            promised += sum(
                 min(lack, max(0, group.most(other, count) - own))
                 for other, count, lack, own in zip(others, tokens, lacks, held, strict=True)
             )

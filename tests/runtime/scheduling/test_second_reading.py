@@ -38,13 +38,14 @@ def test_a_request_starts_when_its_reading_has_room(salt: bytes | None) -> None:
     assert run.groups[0].dropped_rows == 4 * 20
 
 
-def test_rows_that_others_hold_are_copied_into_room_that_was_counted() -> None:
-    """The second request begins on the first one's prefix, which it must own before its scores start."""
-    run = Run(LIMITS, 64, policies=POLICIES, spare=6)
+@pytest.mark.parametrize("spare", [6, *range(11, 17)])
+def test_rows_that_others_hold_are_copied_into_room_that_was_counted(spare: int) -> None:
+    """The others begin on the first request's prefix, which each must own before its scores start."""
+    run = Run(LIMITS, 200, policies=POLICIES, spare=spare)
     first = counted(0, 33, 1, b"")
     finish(run, first)
-    finish(run, *(Counted([*PROMPT[:24], *range(begin, begin + 9)], 1, salt=b"") for begin in range(5)))
-    assert not run.scheduler.preemptions and run.groups[0].dropped_rows == 6 * 20
+    finish(run, *(Counted([*PROMPT[:24], *range(begin, begin + 9)], 1, salt=b"") for begin in range(3)))
+    assert not run.scheduler.preemptions and run.groups[0].dropped_rows == 4 * 20
 
 
 def test_a_reading_goes_on_after_a_swap() -> None:
