@@ -18,8 +18,10 @@ KvCacheDtype = Annotated[
 ]
 _COMPRESSION = Option(help="what the KV cache keeps of long sequences, such as stride:step=4,recent=512")
 KvCompression = Annotated[str, _COMPRESSION]
-# For verbs that also take an engine, which already has a policy.
-KvCompressionOfEngine = Annotated[str | None, _COMPRESSION]
+# For verbs that also take an engine, where the policy is that of requests that name none.
+KvCompressionOfEngine = Annotated[
+    str | None, Option(help=f"{_COMPRESSION.help}; also of an engine, if it was built for it")
+]
 
 
 def cache_options(asked: str) -> dict[str, str]:
