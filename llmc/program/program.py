@@ -324,8 +324,7 @@ class Program:
     layout: that of the engine's ranks; those of one stage run the program together. stage: which one it is. hands_over:
     columns of each token's row in fp32 for the next stage; 0 where a step gives logits. adapters: where they go; None
     for an engine that takes none. states: what its ops carry from token to token. policies: those of the groups of
-    caches after the first. exact_rows: number of newest rows that attention, in any stage, reads from other caches than
-    those whose tables are cut, so that no cut may drop them; 0 for none.
+    caches after the first. exact_rows: number of newest rows that no cut may drop, as a stage reads them elsewhere.
     """
 
     limits: Limits

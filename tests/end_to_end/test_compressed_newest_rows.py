@@ -27,7 +27,7 @@ STRIDE = "stride:step=3,recent=16,sinks=8,rows=8"
 SCORED = [
     "snapkv:budget=48,window=16,every=16,sinks=2",
     "h2o:budget=48,every=16,sinks=2,recent=16",
-    "compactor:budget=48,every=16,sinks=3,recent=14,chunk=32",
+    "compactor:budget=80,every=16,sinks=3,recent=14,chunk=32",
     "lru:budget=48,every=16,sinks=8,recent=16",
     "triattention:budget=24,every=16,sinks=2,recent=14",
     "triattention:budget=48,every=16,sinks=2,recent=16,pinned=0,heads=kv_head",

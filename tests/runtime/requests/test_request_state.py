@@ -20,7 +20,7 @@ OTHER_OWNERS = {"is_waiting": "waiting_requests.py"}
 OTHER_OWNERS |= dict.fromkeys(("blocks", "groups", "reading"), "request_blocks.py")
 # A request that comes back from the second tier continues where it was preempted, and a part of a second reading begins
 # where the last one did.
-FURTHER_OWNERS = {"computed": ("second_tier.py", "request_blocks.py")}
+FURTHER_OWNERS = {"computed": ("second_tier.py", "request_blocks.py"), "reading": ("second_tier.py",)}
 MUTATORS = {"append", "extend", "pop", "clear", "insert", "remove", "sort"}
 
 
