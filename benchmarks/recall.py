@@ -1,12 +1,13 @@
 """What KV compression forgets: recall by policy, budget, cache format and depth.
 
-    python -m benchmarks.recall --json copies.json --plot docs/images/kv-recall.png
+    python -m benchmarks.recall --json copies.json
     python -m benchmarks.recall --model smollm2 --length 1024 --caches auto int8 --json needles.json
     python -m benchmarks.recall --policies none "snapkv:budget={budget},window=16,pool=7" --length 1024
+    python -m benchmarks.recall --records copies.json other.json --plot docs/images/kv-recall.png
 
 `copying` is a model whose weights are computed (copying_model.py): it copies random tokens. `smollm2` is SmolLM2 135M,
 which finds a number in prose. Depth says where in the haystack the answer is. Each policy is built into an engine for
-this CPU. `random`, the baseline, keeps random rows: it runs in transformers, with a mask.
+this CPU. `random`, the baseline, and choices that llmc does not have run in transformers with masks (recall_masks.py).
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ from dataclasses import asdict, dataclass
 from datetime import date
 from pathlib import Path
 
-import torch
 from rich.console import Console
 
 import llmc
@@ -29,18 +29,19 @@ from benchmarks.copying_model import save_copying_model
 from benchmarks.llama_1b import machine
 from benchmarks.quality import build
 from benchmarks.real_model_files import MODELS, fetched, numbers_of
+from benchmarks.recall_masks import CHOICES, recalled_by
 from benchmarks.recall_tasks import Task, copies, haystack, needles
 from llmc.errors import BuildWarning, OptionError
 from llmc.runtime.threads import available_cores
 
 _DATA = Path(__file__).parent.parent / "examples" / "data"
 TEXT, CALIBRATION = _DATA / "heldout.txt", _DATA / "calibration.txt"
-NONE, RANDOM = "none", "random"
+NONE = "none"
 # A policy with the budget's number of rows, for `stride` the distance of the rows that stay, and for `kvzip` the number
 # of rows without the last two blocks of the prompt, which stay.
 POLICIES = (
     NONE,
-    RANDOM,
+    *CHOICES,
     "streaming:budget={budget},sinks=4,every=16",
     "stride:step={step},recent=64,rows=16",
     "lru:budget={budget},recent=32,every=16",
@@ -89,13 +90,7 @@ class Recall:
 def main() -> None:
     """Measure, and print the tables as they stand in docs/kv-compression.md."""
     given = parse_arguments()
-    console = Console(stderr=True)
-    with tempfile.TemporaryDirectory(prefix="llmc-bench-") as folder:
-        model, task, text = _model_and_task(given, Path(folder))
-        found: list[Recall] = []
-        for policy, budget, cache in _cases(given):
-            found.append(recall(model, task, policy, budget, cache, given.threads, text))
-            console.print(f"{policy} at {budget:.1%}, {cache}: {found[-1].mean:.1%}", markup=False, highlight=False)
+    found = recorded(given.records) if given.records else _measured(given)
     print("\n".join((*table(found), "", *depths(found))))
     if given.json is not None:
         about = {"machine": machine(given.threads), "date": date.today().isoformat()}
@@ -113,7 +108,7 @@ def recall(
     Args:
         model: Hugging Face directory.
         task: What is asked.
-        policy: With `{budget}`, `{step}` or `{ahead}`, or `none`, or `random`.
+        policy: With `{budget}`, `{step}` or `{ahead}`, or `none`, or one of CHOICES.
         budget: Share of a prompt's rows that stay.
         cache: Format of keys and values, as `--kv-cache` names it.
         threads: Of the engine.
@@ -125,8 +120,9 @@ def recall(
     length = min(len(prompt) for prompts in task.prompts for prompt in prompts)
     rows = max(_BLOCK, round(budget * length / _BLOCK) * _BLOCK)
     text = policy.format(budget=rows, step=round(1 / budget), ahead=rows - 2 * _BLOCK)
-    if policy == RANDOM:
-        return Recall(text, budget, cache, kept_by_chance(model, task, rows))
+    if policy in CHOICES:
+        recalled = recalled_by(policy, model, task, rows)
+        return Recall(text, budget, cache, tuple(map(_share, recalled, task.answers)))
     options = {"dtype": "float32", "kv_cache": cache, "max_model_len": task.longest + _ROOM, "max_sequences": 16}
     options |= {} if policy == NONE else {"kv_compression": text, "calibration": calibration}
     with tempfile.TemporaryDirectory(prefix="llmc-bench-") as folder:
@@ -150,29 +146,10 @@ def recall(
     return Recall(text, budget, cache, tuple(by_depth))
 
 
-@torch.inference_mode()
-def kept_by_chance(path: Path, task: Task, rows: int) -> tuple[float, ...]:
-    """With the rows that ask and random others, the same for all layers, hidden once the prompt has been read."""
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager")
-    chance, shares = torch.Generator().manual_seed(1), list[float]()
-    for prompts, answers in zip(task.prompts, task.answers, strict=True):
-        said = list[list[int]]()
-        for prompt, answer in zip(prompts, answers, strict=True):
-            # The answer's tokens follow the prompt, except the last: what the model says after each is compared.
-            ids = torch.tensor([[*prompt, *answer[:-1]]])
-            count, ahead = len(prompt), len(prompt) - task.asked
-            kept = torch.zeros(ids.shape[1], dtype=torch.bool)
-            kept[torch.randperm(ahead, generator=chance)[: max(0, rows - task.asked)]] = True
-            kept[ahead:] = True
-            visible = torch.ones(ids.shape[1], ids.shape[1], dtype=torch.bool).tril()
-            visible[count:] &= kept
-            mask = torch.zeros(visible.shape).masked_fill(~visible, torch.finfo(torch.float32).min)
-            logits = model(ids, attention_mask=mask[None, None]).logits[0]
-            said.append(logits[count - 1 :].argmax(-1).tolist())
-        shares.append(_share(said, answers))
-    return tuple(shares)
+def recorded(files: Sequence[Path]) -> list[Recall]:
+    """The figures of runs that wrote them with --json."""
+    rows = (row for file in files for row in json.loads(file.read_text())["rows"])
+    return [Recall(row["policy"], row["budget"], row["cache"], tuple(row["by_depth"])) for row in rows]
 
 
 def table(found: Sequence[Recall]) -> Iterator[str]:
@@ -204,15 +181,18 @@ def plot(found: Sequence[Recall], file: Path) -> None:
     require_plot_extra()
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(11, 4), layout="constrained")
+    figure = Figure(figsize=(11, 5), layout="constrained")
     left, right = figure.subplots(1, 2)
-    plain = [each for each in found if each.cache == "auto"]
-    for name in dict.fromkeys(each.name for each in plain if each.budget < 1):
+    plain = [each for each in found if each.cache == "auto" and each.policy != NONE]
+    half = sorted((each for each in plain if each.budget == 0.5), key=lambda each: -each.mean)
+    for place, name in enumerate(dict.fromkeys(each.name for each in (*half, *plain))):
         points = sorted((each.budget, each.mean) for each in plain if each.name == name)
-        left.plot(*zip(*points, strict=True), marker="o", label=name)
+        # More names than colours that the eye tells apart: each colour comes with two kinds of lines.
+        left.plot(
+            *zip(*points, strict=True), f"C{place // 2}", ls=("-", ":")[place % 2], marker="ov"[place % 2], label=name
+        )
     left.set(xlabel="share of the rows that stay", ylabel="tokens recalled", ylim=(-0.02, 1.02))
-    left.legend()
-    half = [each for each in plain if each.budget == 0.5]
+    figure.legend(loc="outside lower center", ncols=5)
     image = right.imshow([each.by_depth for each in half], aspect="auto", vmin=0, vmax=1, extent=(0, 1, 0, 1))
     places = [1 - (row + 0.5) / len(half) for row in range(len(half))]
     right.set_yticks(places, [each.name for each in half])
@@ -226,6 +206,17 @@ def _share(said: Sequence[Sequence[int]], wanted: Sequence[Sequence[int]]) -> fl
     rows = zip(said, wanted, strict=True)
     pairs = [pair for row, expected in rows for pair in zip(row, expected, strict=False)]
     return sum(one == other for one, other in pairs) / len(pairs)
+
+
+def _measured(given: argparse.Namespace) -> list[Recall]:
+    """All cases, each printed as it ends."""
+    console, found = Console(stderr=True), list[Recall]()
+    with tempfile.TemporaryDirectory(prefix="llmc-bench-") as folder:
+        model, task, text = _model_and_task(given, Path(folder))
+        for policy, budget, cache in _cases(given):
+            found.append(recall(model, task, policy, budget, cache, given.threads, text))
+            console.print(f"{policy} at {budget:.1%}, {cache}: {found[-1].mean:.1%}", markup=False, highlight=False)
+    return found
 
 
 def _model_and_task(given: argparse.Namespace, folder: Path) -> tuple[Path, Task, Path]:
@@ -244,7 +235,7 @@ def _cases(given: argparse.Namespace) -> Iterator[tuple[str, float, str]]:
         for policy in given.policies:
             for budget in (1.0,) if policy == NONE else given.budgets:
                 drops_rows = "{step}" not in policy or round(1 / budget) > 1
-                if drops_rows and (policy != RANDOM or cache == "auto"):
+                if drops_rows and (policy not in CHOICES or cache == "auto"):
                     yield policy, budget, cache
 
 
@@ -259,6 +250,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--prompts", type=int, default=16, help="of each depth")
     parser.add_argument("--cache", type=Path, default=Path("examples/out/real-models"), help="of fetched models")
     parser.add_argument("--threads", type=int, default=available_cores())
+    parser.add_argument("--records", type=Path, nargs="+", help="show what these files of --json hold; measure nothing")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--plot", type=Path)
     return parser.parse_args()

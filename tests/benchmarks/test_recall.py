@@ -3,13 +3,16 @@ not."""
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 import torch
 
 from benchmarks.copying_model import copying_model, save_copying_model
-from benchmarks.recall import NONE, POLICIES, RANDOM, Recall, recall, table
+from benchmarks.recall import NONE, POLICIES, Recall, recall, recorded, table
+from benchmarks.recall_masks import CHOICES, KVZIP_BY_HEAD, RANDOM
 from benchmarks.recall_tasks import copies, haystack
 from llmc.errors import OptionError
 
@@ -38,6 +41,23 @@ def test_attention_keeps_what_is_asked_for(policy: str, model: Path) -> None:
     assert recall(model, task, NONE, 1.0, "auto", 1).mean == 1.0
     by_chance = recall(model, task, RANDOM, 0.5, "auto", 1).mean
     assert recall(model, task, policy, 0.5, "auto", 1).mean >= by_chance + 0.2
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_a_choice_of_all_rows_forgets_nothing(choice: str, model: Path) -> None:
+    assert recall(model, copies(192, 3, 2), choice, 1.0, "auto", 1).mean == 1.0
+
+
+def test_kvzip_needs_heads_with_different_numbers_of_rows(model: Path) -> None:
+    task = copies(192, 4, 2)
+    equal = recall(model, task, "kvzip:budget={ahead},every=16", 0.5, "auto", 1).mean
+    assert recall(model, task, KVZIP_BY_HEAD, 0.5, "auto", 1).mean >= equal + 0.2
+
+
+def test_records_are_what_was_measured(tmp_path: Path) -> None:
+    file, figures = tmp_path / "record.json", Recall("lru:budget=64", 0.5, "int8", (0.25, 1.0))
+    file.write_text(json.dumps({"rows": [asdict(figures)]}))
+    assert recorded([file, file]) == [figures, figures]
 
 
 def test_a_policy_that_drops_nothing_says_nothing(model: Path, tmp_path: Path) -> None:

@@ -1,0 +1,173 @@
+"""What other choices of rows would recall: policies that llmc does not have, in transformers, with masks.
+
+A prompt is read whole; the tokens after it see what a choice shows them. Nothing is freed, so this says what a choice
+would recall, and not what it would cost.
+
+    random            random rows, the same in all layers
+    quest             each query reads the blocks that may hold the largest logits, by the minima and maxima of their
+                      keys (Tang et al. 2024): recall if blocks that leave the pool came back when they are asked for
+    kvzip by head     the published choice of kvzip: the rows with the largest scores of all layers and heads, so that
+                      heads keep different numbers of rows
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from benchmarks.recall_tasks import Task
+from llmc.runtime.requests.second_reading import INSTRUCTION
+
+RANDOM, QUEST, KVZIP_BY_HEAD = "random", "quest", "kvzip by head"
+CHOICES = (RANDOM, QUEST, KVZIP_BY_HEAD)
+_BLOCK, _SINKS = 16, 4
+_NAME = "llmc_recall_masks"
+
+# Layer, queries and keys → which keys each query sees, or None for all of those before it. [kv heads, group, T, rows].
+Mask = Callable[[int, Tensor, Tensor], Tensor | None]
+
+
+@torch.inference_mode()
+def recalled_by(choice: str, path: Path, task: Task, rows: int) -> list[list[list[int]]]:
+    """The tokens that follow each prompt, if tokens after it see about `rows` rows of each layer and head.
+
+    Args:
+        choice: one of CHOICES.
+        path: Hugging Face directory.
+        task: what is asked.
+        rows: rows of a prompt that stay.
+
+    Returns:
+        [depths][prompts][tokens], each the most probable one after those that are right.
+    """
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    chance = torch.Generator().manual_seed(1)
+    instruction = _instruction(path)
+
+    def said(prompt: Sequence[int], answer: Sequence[int]) -> list[int]:
+        match choice:
+            case "quest":
+                mask = _quest(len(prompt), rows)
+            case "kvzip by head":
+                mask = _kept(_kvzip(model, prompt, rows, instruction), len(prompt))
+            case _:
+                mask = _kept(_random(model, len(prompt), task.asked, rows, chance), len(prompt))
+        # The answer's tokens follow the prompt, except the last: what the model says after each is compared.
+        logits = _logits(model, [*prompt, *answer[:-1]], mask)
+        return logits[len(prompt) - 1 :].argmax(-1).tolist()
+
+    pairs = zip(task.prompts, task.answers, strict=True)
+    return [[said(*pair) for pair in zip(prompts, answers, strict=True)] for prompts, answers in pairs]
+
+
+def _instruction(path: Path) -> list[int]:
+    """The tokens that ask for a repetition; none for a model without a tokenizer."""
+    file = path / "tokenizer.json"
+    if not file.exists():
+        return []
+    ids: list[int] = Tokenizer.from_file(str(file)).encode(INSTRUCTION, add_special_tokens=False).ids
+    return ids
+
+
+def _random(model: Any, length: int, asked: int, rows: int, chance: torch.Generator) -> list[Tensor]:
+    """The rows that ask, and random ones before."""
+    kept = torch.zeros(length, dtype=torch.bool)
+    kept[torch.randperm(length - asked, generator=chance)[: max(0, rows - asked)]] = True
+    kept[length - asked :] = True
+    return [kept[None]] * model.config.num_hidden_layers
+
+
+def _quest(length: int, rows: int) -> Mask:
+    """For each query after the prompt and each KV head, the blocks with the largest bounds, and the last one."""
+
+    def seen(_: int, query: Tensor, key: Tensor) -> Tensor:
+        heads, count = key.shape[:2]
+        blocks = -(-count // _BLOCK)
+        padded = torch.cat((key, key[:, -1:].expand(-1, blocks * _BLOCK - count, -1)), 1).unflatten(1, (blocks, _BLOCK))
+        low, high = padded.amin(2), padded.amax(2)
+        later = query[:, length:].unflatten(0, (heads, -1))
+        bounds = later.clamp(min=0) @ high[:, None].mT + later.clamp(max=0) @ low[:, None].mT
+        by_head = bounds.amax(1)
+        own = (torch.arange(length, count) // _BLOCK)[None, :, None]
+        by_head.masked_fill_(torch.arange(blocks) > own, float("-inf")).scatter_(2, own.expand(heads, -1, 1), torch.inf)
+        best = by_head.topk(min(blocks, rows // _BLOCK), -1).indices
+        chosen = torch.zeros_like(by_head, dtype=torch.bool).scatter_(2, best, True)
+        mask = torch.ones(heads, query.shape[1], count, dtype=torch.bool)
+        mask[:, length:] = chosen.repeat_interleave(_BLOCK, -1)[..., :count]
+        return mask[:, None]
+
+    return seen
+
+
+def _kvzip(model: Any, prompt: Sequence[int], rows: int, instruction: Sequence[int]) -> list[Tensor]:
+    """The rows with the largest attention of a second reading among all layers and heads, and the last two blocks."""
+    end = ((len(prompt) - 1) // _BLOCK - 1) * _BLOCK
+    peaks = dict[int, Tensor]()
+    again = [*prompt[:end], *instruction, *prompt[:end]]
+
+    def note(layer: int, query: Tensor, key: Tensor) -> None:
+        heads = key.shape[0]
+        grouped = query[:, end:].unflatten(0, (heads, -1))
+        logits = grouped @ key[:, None].mT * model.model.layers[layer].self_attn.scaling
+        hidden = torch.arange(key.shape[1]) > torch.arange(end, len(again))[:, None]
+        peaks[layer] = logits.masked_fill(hidden, float("-inf")).softmax(-1)[..., :end].amax((1, 2))
+
+    _logits(model, again, note)
+    scores = torch.stack([peaks[layer] for layer in sorted(peaks)])
+    scores[..., :_SINKS] = float("inf")
+    budget = scores.shape[0] * scores.shape[1] * (rows - (len(prompt) - end))
+    best = scores.flatten().topk(budget).indices
+    kept = torch.zeros(scores.numel(), dtype=torch.bool).scatter_(0, best, True).view_as(scores)
+    tail = torch.ones(*scores.shape[:2], len(prompt) - end, dtype=torch.bool)
+    return list(torch.cat((kept, tail), -1))
+
+
+def _kept(by_layer: Sequence[Tensor], length: int) -> Mask:
+    """Rows [kv heads or 1, length] of each layer for the tokens after the prompt."""
+
+    def seen(layer: int, query: Tensor, key: Tensor) -> Tensor:
+        kept = by_layer[layer]
+        mask = torch.ones(kept.shape[0], query.shape[1], key.shape[1], dtype=torch.bool)
+        mask[:, length:, :length] = kept[:, None]
+        return mask[:, None]
+
+    return seen
+
+
+def _logits(model: Any, tokens: Sequence[int], mask: Mask) -> Tensor:
+    with _masked(model, mask):
+        logits: Tensor = model(torch.tensor([list(tokens)]), use_cache=False).logits[0]
+    return logits
+
+
+@contextmanager
+def _masked(model: Any, mask: Mask) -> Iterator[None]:
+    """Attention in which each query sees the rows before it that the mask shows."""
+    from transformers import AttentionInterface
+
+    def attend(
+        module: Any, query: Tensor, key: Tensor, value: Tensor, _: Tensor | None, scaling: float, **__: Any
+    ) -> tuple[Tensor, None]:
+        heads, count = key.shape[1:3]
+        shown = mask(module.layer_idx, query[0], key[0])
+        visible = torch.ones(count, count, dtype=torch.bool).tril()
+        visible = visible if shown is None else visible & shown
+        logits = query[0].unflatten(0, (heads, -1)) @ key[0][:, None].mT * scaling
+        paid = logits.masked_fill(~visible, float("-inf")).softmax(-1)
+        return (paid @ value[0][:, None]).flatten(0, 1).transpose(0, 1)[None], None
+
+    before = model.config._attn_implementation
+    AttentionInterface.register(_NAME, attend)
+    model.config._attn_implementation = _NAME
+    try:
+        yield
+    finally:
+        model.config._attn_implementation = before
