@@ -84,7 +84,7 @@ def strided(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_an_engine_with_a_policy_runs_others(strided: Path) -> None:
-    """A load chooses within what was built, on the command line, too."""
+    """A load may choose another policy than the build did, also on the command line."""
     params = SamplingParams(max_tokens=120, ignore_eos=True)
     with load(strided) as engine:
         texts = (STRIDE, OTHER, "none")

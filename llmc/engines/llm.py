@@ -45,7 +45,7 @@ class LLM(TextGenerator):
             which is already loaded.
         chat_template: A template's text, a Jinja file, or the name of a built-in template; default the model's own.
         **build_options: The fields of llmc.options.BuildOptions. An existing engine that was built otherwise is an
-            error, except for kv_compression, which a load may choose within what was built.
+            error, except that an engine directory is loaded with the given kv_compression, if it can run that.
 
     Raises:
         LlmcError: As in `llmc.compile` and `llmc.load`.

@@ -114,6 +114,18 @@ def parse_cache_formats(text: str) -> CacheFormats:
     return replace(_parse_pair(codes), recent=recent)
 
 
+def exact_rows(kv_cache: str, *limits: int | None) -> int | None:
+    """Return how many newest rows of a layer are also kept exact, apart from its codes; None if no rows are.
+
+    Args:
+        kv_cache: the formats, or `auto`.
+        limits: numbers of rows beyond which the layer reads none; None or 0 for no limit. Within the newest rows there
+            are no codes to keep.
+    """
+    rows = None if kv_cache == "auto" else parse_cache_formats(kv_cache).recent
+    return None if rows is None or any(limit and limit <= rows for limit in limits) else rows
+
+
 def _parse_pair(text: str) -> CacheFormats:
     before, beside, last = text.partition(_BESIDE)
     values = parse_cache_format(last if beside else before)

@@ -8,6 +8,7 @@ from llmc.program.compression import (
     check_newest,
     compression_problem,
     fitted_compression,
+    newest_problem,
     parse_compression,
 )
 from llmc.program.device_kernel import LIBRARY, DeviceBinary, DeviceKernel, DeviceParameter
@@ -128,6 +129,7 @@ __all__ = [
     "fitted_compression",
     "group_input",
     "is_for",
+    "newest_problem",
     "parse_compression",
     "state_bytes",
     "step_row_bytes",

@@ -117,25 +117,36 @@ def compression_problem(built: CachePolicy, asked: CachePolicy) -> str | None:
     return f"the engine was built for {built}, which cannot run {asked}"
 
 
-def check_newest(policy: CachePolicy, rows: int) -> None:
-    """Raise OptionError for a policy whose cuts drop some of the newest rows, or renumber them.
+def check_newest(policy: CachePolicy, rows: int, block_size: int) -> None:
+    """Raise OptionError for a policy whose cuts drop some of the newest rows, or renumber them. The arguments are those
+    of newest_problem."""
+    found = newest_problem(policy, rows, block_size)
+    if found is not None:
+        raise OptionError(found[0], at=f"kv_compression={policy}", fix=found[1])
+
+
+def newest_problem(policy: CachePolicy, rows: int, block_size: int) -> tuple[str, str] | None:
+    """Return why the newest rows of a table cannot also be kept exact, and the fix; None if they can.
 
     Args:
-        policy: The policy of a table.
+        policy: The policy of the table.
         rows: Number of newest rows that attention reads from other caches (`kv_cache=FORMAT:recent=N`). The last rows
             of the table have to be those of the same tokens.
+        block_size: Rows of a block.
     """
     if policy.renumbers:
         problem = f"{policy} renumbers positions, and the newest {rows} rows, which are also kept exact, keep theirs"
-        fix = "build with kv_cache=FORMAT without :recent=, or with another policy"
-    elif policy.newest is not None and policy.newest < rows:
-        option = policy.NEWEST_BY if isinstance(policy, Compression) else None
-        problem = (
-            f"{policy} always keeps only the newest {policy.newest} rows, but attention reads the newest {rows} from a "
-            "cache where they are exact"
-        )
-        fewer = "without :recent=" if not policy.newest else f"with kv_cache=FORMAT:recent={policy.newest}"
-        fix = f"build {fewer}" if option is None else f"give {option}={rows} or more, or build {fewer}"
-    else:
-        return
-    raise OptionError(problem, at=f"kv_compression={policy}", fix=fix)
+        return problem, "build with kv_cache=FORMAT without :recent=, or with another policy"
+    if policy.newest is None or policy.newest >= rows:
+        return None
+    problem = (
+        f"{policy} always keeps only the newest {policy.newest} rows, but attention reads the newest {rows} from a "
+        "cache where they are exact"
+    )
+    fewer = "without :recent=" if not policy.newest else f"with kv_cache=FORMAT:recent={policy.newest}"
+    option = policy.NEWEST_BY if isinstance(policy, Compression) else None
+    if option is None:
+        return problem, f"build {fewer}"
+    in_blocks = isinstance(policy, Compression) and option in policy.in_blocks()
+    least = -(-rows // block_size) * block_size if in_blocks else rows
+    return problem, f"give {option}={least} or more, or build {fewer}"

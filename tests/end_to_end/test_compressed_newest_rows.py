@@ -150,6 +150,7 @@ def test_a_budget_that_is_not_reached_changes_no_bit(text: str, engine_of: Calla
             "only the newest 0 rows",
             "give recent=13 or more, or build without :recent=",
         ),
+        ("stride:step=3,recent=8,rows=8", "only the newest 8 rows", "give recent=16 or more, or build with"),
         ("kvzip:budget=48", "only the newest 0 rows", "build without :recent="),
         ("streaming:budget=48,every=16", "renumbers positions, and the newest 13 rows", "without :recent="),
     ],
@@ -172,11 +173,11 @@ def test_loads_and_requests_with_such_policies_are_refused(
     few, problem = "stride:step=3,recent=8,rows=8", "only the newest 8 rows, but attention reads the newest 13"
     with pytest.raises(OptionError, match=problem) as caught:
         llmc.load(path, kv_compression=few)
-    assert "give recent=13 or more" in str(caught.value.fix)
+    assert "give recent=16 or more" in str(caught.value.fix)
     with llmc.load(path, threads=1) as engine:
         with pytest.raises(RequestError, match=problem) as asked:
             engine.generate([TOKENS], kv_compression=few)
-        assert "give recent=13 or more" in str(asked.value.fix)
+        assert "give recent=16 or more" in str(asked.value.fix)
         engine.generate([TOKENS], max_tokens=1, kv_compression="stride:step=2,recent=16,rows=8")
     assert engine_to_run(path, check_weights=False)[0].program.exact_rows == 13
 

@@ -12,7 +12,7 @@ import torch
 from torch import fx
 
 from llmc.errors import OptionError
-from llmc.formats.cache_format import parse_cache_formats
+from llmc.formats.cache_format import exact_rows
 from llmc.graph.call_arguments import call_arguments
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.refusal import Refusal
@@ -34,10 +34,9 @@ def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
             at=f"kv_compression={policy}",
             fix="build without speculative, or without kv_compression; drafts by ngram or lookahead work with it",
         )
-    recent = None if options.kv_cache == "auto" else parse_cache_formats(options.kv_cache).recent
-    longest = options.max_model_len or graph.info.max_positions
-    if recent is not None and not (longest and longest <= recent):
-        check_newest(policy, recent)
+    rows = exact_rows(options.kv_cache, options.max_model_len or graph.info.max_positions)
+    if rows is not None:
+        check_newest(policy, rows, options.block_size)
     attentions = graph.graph.find_nodes(op="call_function", target=torch.ops.llmc.attention.default)
     has_fitting = False
     for node in attentions:

@@ -20,8 +20,8 @@ Source: Kwon et al. 2023, "Efficient memory management for LLM serving with Page
 import torch
 from torch import Tensor, fx
 
-from llmc.errors import OptionError, PassError
-from llmc.formats.cache_format import parse_cache_formats
+from llmc.errors import PassError
+from llmc.formats.cache_format import exact_rows
 from llmc.graph.call_arguments import call_arguments
 from llmc.graph.dtype_names import TORCH_DTYPES
 from llmc.graph.model_graph import CacheSpec, ModelGraph
@@ -34,7 +34,7 @@ from llmc.passes.node_rules import Call, substitute
 from llmc.passes.rewrite import GraphPass, Numerics
 from llmc.passes.rewrite_log import RewriteLog
 from llmc.passes.shapes import same_size
-from llmc.program import EVERYTHING, STEP_INPUTS, CachePolicy, Nearest, check_newest, group_input
+from llmc.program import EVERYTHING, STEP_INPUTS, CachePolicy, Nearest, group_input, newest_problem
 
 CONTRACT = "paged_attention"
 _SLICE, _UNSQUEEZE = torch.ops.aten.slice.Tensor, torch.ops.aten.unsqueeze.default
@@ -109,12 +109,8 @@ def _refuse_cuts(node: fx.Node, policy: CachePolicy, recent: Nearest | None, blo
     problem = policy.cut_problem(block_size)
     if problem is not None:
         return Refusal(f"{policy} {problem}", node)
-    if recent is not None and recent.window is not None:
-        try:
-            check_newest(policy, recent.window)
-        except OptionError as error:
-            return Refusal(error.problem, node)
-    return None
+    dropped = None if recent is None else newest_problem(policy, recent.window or 0, block_size)
+    return None if dropped is None else Refusal(dropped[0], node)
 
 
 def _page(graph: ModelGraph, node: fx.Node, options: BuildOptions) -> None:
@@ -184,9 +180,9 @@ def _recent(graph: ModelGraph, node: fx.Node, options: BuildOptions) -> Nearest 
     """The policy of a layer's newest rows, which kv_cache keeps in addition to the codes.
 
     None for a layer without. One that reads no older rows, except pinned ones, has only exact rows."""
-    rows = None if options.kv_cache == "auto" else parse_cache_formats(options.kv_cache).recent
     limits = (_policy(graph, node, options).visible.near, options.max_model_len or graph.info.max_positions)
-    return None if rows is None or any(limit and limit <= rows for limit in limits) else Nearest(rows)
+    rows = exact_rows(options.kv_cache, *limits)
+    return None if rows is None else Nearest(rows)
 
 
 def _step(graph: ModelGraph, group: int) -> tuple[fx.Node | None, ...]:

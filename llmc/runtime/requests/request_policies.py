@@ -72,5 +72,5 @@ class RequestPolicies:
         if problem is not None:
             raise OptionError(problem, at=f"kv_compression={policy}", fix=fix)
         if self._exact_rows:
-            check_newest(policy, self._exact_rows)
+            check_newest(policy, self._exact_rows, self._block_size)
         return policy

@@ -17,6 +17,19 @@ from llmc.ops.paged_attention import paged_attention
 from llmc.targets import CpuTarget
 from tests.codegen.cpp.kernel_calls import call, kernels, pointer, rows
 
+# Options of paged_batch that limit or change scores: what holds over one cache holds over two.
+SCORE_OPTIONS: tuple[dict[str, Any], ...] = (
+    {"window": 50},
+    {"window": 9},
+    {"window": 50, "pinned": 7},
+    {"pinned": 70, "window": 41},
+    {"chunk": 30},
+    {"chunk": 100, "window": 60},
+    {"sinks": True, "softcap": 2.0},
+    {"slopes": True},
+    {"kv_heads": 1, "value_dim": 64, "latent": True},
+)
+
 
 @dataclass(frozen=True)
 class Newest:

@@ -6,6 +6,7 @@ import pytest
 
 from llmc.program import KVzip, Limits, Nearest
 from tests.runtime.model_free import PROMPT, Counted, Run
+from tests.runtime.scheduling.test_second_tier import counted, finish
 
 LIMITS = Limits(16, 4, 4, max_model_len=64, block_size=4)
 # The first 28 of 33 tokens are read again in parts of 8, after a cue of 8: 44 tokens, in 11 blocks.
@@ -13,27 +14,11 @@ POLICIES = (KVzip(budget=8, every=4, sinks=0, block=4, chunk=8), Nearest(5))
 AGAIN = 8 + 3 * 16 - 4
 
 
-def counted(begin: int, prompt: int, output: int, salt: bytes | None = None) -> Counted:
-    return Counted([(begin + token) % 97 for token in PROMPT[:prompt]], output, salt=salt)
-
-
-def finish(run: Run, *requests: Counted) -> int:
-    """How many tokens were computed until all have their answers."""
-    for request in requests:
-        run.add(request)
-    computed = 0
-    while not run.scheduler.idle:
-        computed += sum(chunk.tokens for chunk in run.step())
-        assert run.steps < 5000, "requests take each other's blocks for ever"
-    assert all(request.tokens == request.expected() for request in requests)
-    return computed
-
-
 @pytest.mark.parametrize("salt", [None, b""])
 def test_a_request_starts_when_its_reading_has_room(salt: bytes | None) -> None:
     """18 blocks hold two prompts, but not a prompt and another one with a part."""
     run = Run(LIMITS, 18, policies=POLICIES, spare=64)
-    requests = [counted(begin, 33, 1, salt) for begin in range(4)]
+    requests = [counted(begin, 33, 1, salt=salt) for begin in range(4)]
     assert finish(run, *requests) == 4 * (33 + AGAIN) and not run.scheduler.preemptions
     assert run.groups[0].dropped_rows == 4 * 20
 
@@ -42,7 +27,7 @@ def test_a_request_starts_when_its_reading_has_room(salt: bytes | None) -> None:
 def test_rows_that_others_hold_are_copied_into_room_that_was_counted(spare: int) -> None:
     """The others begin on the first request's prefix, which each must own before its scores start."""
     run = Run(LIMITS, 200, policies=POLICIES, spare=spare)
-    first = counted(0, 33, 1, b"")
+    first = counted(0, 33, 1)
     finish(run, first)
     finish(run, *(Counted([*PROMPT[:24], *range(begin, begin + 9)], 1, salt=b"") for begin in range(3)))
     assert not run.scheduler.preemptions and run.groups[0].dropped_rows == 4 * 20
@@ -51,7 +36,7 @@ def test_rows_that_others_hold_are_copied_into_room_that_was_counted(spare: int)
 def test_a_reading_goes_on_after_a_swap() -> None:
     """The answer of the first request grows into the blocks of the second one, while that reads again."""
     run = Run(LIMITS, 22, policies=POLICIES, spare=64, tier_blocks=200)
-    first, second = counted(0, 9, 50), counted(1, 33, 20)
+    first, second = counted(0, 9, 50, salt=None), counted(1, 33, 20, salt=None)
     run.add(first)
     while first.computed < 40:
         run.step()
@@ -72,5 +57,5 @@ def test_a_reading_goes_on_after_a_swap() -> None:
 @pytest.mark.parametrize("salt", [None, b""])
 def test_requests_that_give_way_all_end(tier_blocks: int | None, blocks: int, spare: int, salt: bytes | None) -> None:
     run = Run(LIMITS, blocks, policies=POLICIES, spare=spare, tier_blocks=tier_blocks)
-    finish(run, *(counted(begin, 20 + 4 * begin, 25, salt) for begin in range(5)), counted(1, 33, 20, salt))
+    finish(run, *(counted(begin, 20 + 4 * begin, 25, salt=salt) for begin in range(5)), counted(1, 33, 20, salt=salt))
     assert run.scheduler.preemptions

@@ -115,7 +115,7 @@ inline Plan make_plan(LlmcPool* pool, const LlmcPagedAttention& a, const LlmcPag
   const int64_t items = kItemsPerThread * pool->threads();
   const Plan whole{a, newest, 1, 0, 0, 0};
   int64_t ranges = 0, parts = 0;
-  for (int64_t r = 0; r < a.requests; r++) ranges += whole.split(r) ? whole.ranges(r) : 1;
+  for (int64_t r = 0; r < a.requests; r++) ranges += whole.split(r) ? std::max<int64_t>(1, whole.seen(r) / kAttentionRange) : 1;
   const Plan plan = cut_plan(pool, a, newest, ranges * a.kv_heads / items, true);
   for (int64_t r = 0; r < a.requests; r++) parts += plan.parts(r);
   const bool has_room = parts <= plan.parts_per_thread * pool->threads();

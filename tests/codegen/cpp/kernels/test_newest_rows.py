@@ -15,7 +15,7 @@ from llmc.graph.call_arguments import call_arguments
 from llmc.ops.choose_keys import NO_PLACE
 from llmc.targets import CpuTarget
 from tests.codegen.cpp.kernels.test_tree_attention import chain_of
-from tests.codegen.cpp.paged_batch import paged_batch
+from tests.codegen.cpp.paged_batch import SCORE_OPTIONS, paged_batch
 from tests.codegen.cpp.runnable_targets import CODED
 from tests.codegen.cpp.tree_batch import random_case, with_trees
 from tests.passes.quantization.quantizing import optimized
@@ -54,18 +54,10 @@ def test_newest_rows_may_have_another_dtype(target: CpuTarget, activations: torc
 @pytest.mark.parametrize(
     "options",
     [
-        {"window": 50},
-        {"window": 9},
+        *SCORE_OPTIONS,
         {"window": 40, "pinned": 7},
-        {"window": 50, "pinned": 7},
-        {"pinned": 70, "window": 41},
-        {"chunk": 30},
-        {"chunk": 100, "window": 60},
-        {"sinks": True, "softcap": 2.0},
-        {"slopes": True},
         {"extent": 60, "token_sinks": True},
         {"chosen": 30},
-        {"kv_heads": 1, "value_dim": 64, "latent": True},
         {"heads": 12, "kv_heads": 2, "block_size": 1},
     ],
     ids=str,

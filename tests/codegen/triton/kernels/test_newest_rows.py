@@ -14,7 +14,7 @@ from llmc.codegen.triton.kernels.attention.paged_attention import paged_attentio
 from llmc.formats.cache_format import parse_cache_formats
 from llmc.graph.refusal import Refusal
 from llmc.program import TREE_REACH
-from tests.codegen.cpp.paged_batch import PagedBatch, paged_batch
+from tests.codegen.cpp.paged_batch import SCORE_OPTIONS, PagedBatch, paged_batch
 from tests.codegen.cpp.tree_batch import random_case, with_trees
 from tests.codegen.triton.kernels.test_paged_attention import as_half
 from tests.codegen.triton.tensor_call import TensorCall, check
@@ -51,17 +51,9 @@ def test_formats_and_counts(device: str, dtype: torch.dtype, format: str, count:
 @pytest.mark.parametrize(
     "options",
     [
-        {"window": 50},
-        {"window": 9},
-        {"window": 50, "pinned": 7},
-        {"pinned": 70, "window": 41},
-        {"chunk": 30},
-        {"chunk": 100, "window": 60},
-        {"sinks": True, "softcap": 2.0},
-        {"slopes": True},
+        *SCORE_OPTIONS,
         {"heads": 12, "kv_heads": 2, "block_size": 8},
         {"heads": 5, "kv_heads": 1, "head_dim": 80, "value_dim": 96},
-        {"kv_heads": 1, "value_dim": 64, "latent": True},
     ],
     ids=str,
 )

@@ -1,0 +1,45 @@
+"""The table of compressed contexts divides gains by what the bytes of rows predict."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+import llmc
+from benchmarks.long_context import Engine, Times, gains_table, step_bytes
+from llmc.engine_format import read_engine
+from tests.tiny_models import tiny_checkpoint
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("long-context")
+    model, path = tiny_checkpoint("llama", folder / "model"), folder / "engine.llmc"
+    llmc.build(model, path, target="cpu", dtype="float32", max_model_len=256)
+    return path
+
+
+def test_each_row_adds_its_keys_and_values(engine: Path) -> None:
+    program = read_engine(engine, check_weights=False).program
+    of_rows = [step_bytes(program, rows) for rows in (64, 128, 192)]
+    row = sum(cache.kv_heads * sum(cache.widths()) * 4 for cache in program.caches)
+    assert of_rows[2] - of_rows[1] == of_rows[1] - of_rows[0] == 64 * row
+
+
+def test_a_gain_as_predicted_is_all_of_it(engine: Path) -> None:
+    program = read_engine(engine, check_weights=False).program
+    gain = step_bytes(program, 192) / step_bytes(program, 48)
+    engines = [
+        Engine("whole", "auto", None, engine),
+        Engine("quarter", "auto", "snapkv:share=25,window=16", engine),
+        Engine("none", "auto", "snapkv:budget=96,window=16", engine),
+    ]
+    results = {
+        name: {192: Times([1.0], [seconds])} for name, seconds in (("whole", gain), ("quarter", 1.0), ("none", gain))
+    }
+    console = Console(record=True, width=200)
+    console.print(gains_table(engines, results, 192))
+    lines = [line.split("│") for line in console.export_text().splitlines() if "snapkv" in line]
+    assert [(line[2].strip(), line[5].strip()) for line in lines] == [("48", "100%"), ("96", "0%")]
