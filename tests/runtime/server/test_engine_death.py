@@ -6,8 +6,12 @@ import json
 import os
 import threading
 from collections import Counter
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing, suppress
+from http.client import HTTPConnection
 from pathlib import Path
+from urllib.parse import urlparse
 
 import httpx
 import psutil
@@ -15,6 +19,8 @@ import pytest
 
 from tests.runtime.server.conftest import LiveServer, eventually, metric, serving
 from tests.runtime.server.held_server import HOOK, HeldSteps, held_serving
+
+Question = tuple[str, dict[str, object]]
 
 POISON = 4000
 KILLER = {"prompt": [5, POISON], "max_tokens": 2}
@@ -37,14 +43,24 @@ def ask(live: LiveServer, path: str, body: dict[str, object]) -> httpx.Response:
         return client.post(path, json=body)
 
 
-def kill_in_flight(live: LiveServer, steps: HeldSteps, client: httpx.Client) -> None:
-    """While streams and whole answers are under way, which all hear of it: streams by an event before their end."""
-    asked = [(path, {**body, "stream": streams}) for path, body in BODIES.items() for streams in (True, False)]
-    with ThreadPoolExecutor(len(asked) + 1) as threads:
-        answers = [threads.submit(ask, live, *question) for question in asked]
-        steps.until(lambda: metric(client, "llmc:num_requests_running") == len(asked), 200)
-        answers.append(threads.submit(ask, live, "/v1/completions", KILLER))
-        steps.until(lambda: all(answer.done() for answer in answers), 20)
+def kill_in_flight(live: LiveServer, steps: HeldSteps, client: httpx.Client, questions: Sequence[Question]) -> None:
+    """While answers are under way, which all hear of it: streams by an event before their end."""
+
+    def is_over() -> bool:
+        with suppress(httpx.TransportError):  # The process may be gone.
+            client.get("/live")
+        return all(answer.done() for answer in answers)
+
+    with ThreadPoolExecutor(len(questions)) as threads:
+        answers = [threads.submit(ask, live, *question) for question in questions]
+        steps.until(lambda: metric(client, "llmc:num_requests_running") == len(questions), 200)
+        # The poison is sent when `request` returns, before the server is asked anything else, so it is heard first.
+        killer = HTTPConnection(urlparse(live.url).netloc)
+        with closing(killer):
+            killer.request("POST", "/v1/completions", json.dumps(KILLER), {"Content-Type": "application/json"})
+            steps.until(is_over, 20)
+            response = killer.getresponse()
+            assert response.status == 503 and b"a step of the engine has failed" in response.read()
         for future in answers:
             check_told(future)
 
@@ -69,19 +85,14 @@ def test_a_failed_engine_is_opened_anew_or_ends_the_process(engine_directory: Pa
         wanted = ask(live, "/v1/completions", PLAIN).json()["choices"][0]["text"]
         with live.client() as client:
             assert metric(client, "llmc:engine_up") == 1 and metric(client, "llmc:engine_restarts_total") == 0
-            kill_in_flight(live, steps, client)
+            asked = [(path, {**body, "stream": streams}) for path, body in BODIES.items() for streams in (True, False)]
+            kill_in_flight(live, steps, client, asked)
             eventually(lambda: client.get("/health").status_code == 200)
             assert metric(client, "llmc:engine_up") == metric(client, "llmc:engine_restarts_total") == 1
             steps.allow(4)
             assert client.post("/v1/completions", json=PLAIN).json()["choices"][0]["text"] == wanted
             assert client.get("/live").json()["running"] == 0
-            with ThreadPoolExecutor(2) as threads:
-                stream = threads.submit(ask, live, "/v1/completions", {**BODIES["/v1/completions"], "stream": True})
-                steps.until(lambda: metric(client, "llmc:num_requests_running") == 1, 100)
-                killer = threads.submit(ask, live, "/v1/completions", KILLER)
-                steps.until(lambda: stream.done() and killer.done(), 20)
-                check_told(stream)
-                check_told(killer)
+            kill_in_flight(live, steps, client, asked[:1])
         assert live.process.wait(300) == 3, "it was opened anew once, as often as was asked for"
     assert "error: a step of the engine has failed: RuntimeError: the device fell off the bus" in live.log()
 
