@@ -78,6 +78,10 @@ def main() -> None:
             measure(contestants, context, arguments.rounds, arguments.steps, results)
             write(record(arguments, results), arguments.json)
             console.print(table(results, context, arguments.contexts[0]))
+            if context != arguments.contexts[0]:
+                program = read_engine(engines[0].path, check_weights=False).program
+                most = prefill_share(program, context, arguments.contexts[0])
+                console.print(f"operations of a prefill allow at most {most:.2f}x, with integers at twice bf16's rate")
             if arguments.kv_compression:
                 console.print(gains_table(engines, results, context))
     console.print(machine(arguments.threads))
@@ -184,6 +188,19 @@ def gains_table(engines: Sequence[Engine], results: Results, context: int) -> Ta
         share = (gained - 1) / (predicted - 1)
         made.add_row(engine.compression, f"{rows:,}", f"{predicted:.2f}x", f"{gained:.2f}x", f"{share:.0%}")
     return made
+
+
+def prefill_share(program: Program, context: int, shortest: int) -> float:
+    """Of the speed at the shortest prompt, what a prompt of `context` tokens has if nothing but operations takes time,
+    and products of two integers run at twice the rate of all others, as VNNI does beside AVX512-BF16."""
+
+    def seconds(tokens: int) -> float:
+        shape = StepShape.prefill(tokens).values()
+        costs = launch_costs(program)
+        times = (evaluate_expression(cost.flops, shape) / (2 if cost.kind.endswith("·int8") else 1) for cost in costs)
+        return sum(times) / tokens
+
+    return seconds(shortest) / seconds(context)
 
 
 def step_bytes(program: Program, rows: int) -> float:

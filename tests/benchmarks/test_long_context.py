@@ -8,8 +8,10 @@ import pytest
 from rich.console import Console
 
 import llmc
-from benchmarks.long_context import Engine, Times, gains_table, step_bytes
+from benchmarks.long_context import Engine, Times, gains_table, prefill_share, step_bytes
 from llmc.engine_format import read_engine
+from llmc.prediction.cost_expression import evaluate_expression
+from llmc.prediction.step_shape import StepShape
 from tests.tiny_models import tiny_checkpoint
 
 
@@ -43,3 +45,15 @@ def test_a_gain_as_predicted_is_all_of_it(engine: Path) -> None:
     console.print(gains_table(engines, results, 192))
     lines = [line.split("│") for line in console.export_text().splitlines() if "snapkv" in line]
     assert [(line[2].strip(), line[5].strip()) for line in lines] == [("48", "100%"), ("96", "0%")]
+
+
+def test_longer_prompts_have_more_pairs(engine: Path) -> None:
+    """With a model that has no products of integers, the ratio of the operations per token."""
+    program = read_engine(engine, check_weights=False).program
+
+    def operations(tokens: int) -> float:
+        values = StepShape.prefill(tokens).values()
+        return sum(evaluate_expression(launch.flops, values) for launch in program.launches) / tokens
+
+    share = prefill_share(program, 200, 100)
+    assert share == pytest.approx(operations(100) / operations(200)) and share < 1
