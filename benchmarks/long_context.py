@@ -8,6 +8,7 @@ Random weights. Each round asks every contestant in turn, in a process of its ow
 prefill, then of some decode steps behind it. llama.cpp runs with flash attention and a 16-bit cache. The table says
 what is left at a context of the speed at the first one, and llmc's ratio to llama.cpp. Policies of --kv-compression
 are built with the first format; a second table compares what they gain with what the bytes of a step predict.
+With --decode-only no prompt is read: steps are timed behind caches of the right size with other contents.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -43,14 +44,16 @@ PEER = "llama.cpp Q4_0"
 
 @dataclass
 class Times:
-    """Seconds of a contestant at one context, by round. decode: the median step of a round."""
+    """Seconds of a contestant at one context, by round; of prefill, none if only decode steps were measured.
+    decode: the median step of a round."""
 
     prefill: list[float] = field(default_factory=list)
     decode: list[float] = field(default_factory=list)
 
-    def speeds(self, context: int) -> tuple[float, float]:
-        """Tokens per second of prefill and of decode, medians over the rounds."""
-        return context / median(self.prefill), 1 / median(self.decode)
+    def speeds(self, context: int) -> tuple[float, ...]:
+        """Tokens per second of prefill, if there are any, and of decode, medians over the rounds."""
+        prefill = (context / median(self.prefill),) if self.prefill else ()
+        return *prefill, 1 / median(self.decode)
 
 
 Results = dict[str, dict[int, Times]]
@@ -65,6 +68,10 @@ class Engine:
     compression: str | None
     path: Path
 
+    def rows(self, context: int) -> int:
+        """Rows of its cache after so many tokens."""
+        return context if self.compression is None else len(parse_compression(self.compression).held(context))
+
 
 def main() -> None:
     """Build what is missing, measure, print a table after each context."""
@@ -75,10 +82,14 @@ def main() -> None:
     with ExitStack() as stack:
         contestants = [stack.enter_context(contestant) for contestant in start_contestants(arguments, engines)]
         for context in arguments.contexts:
-            measure(contestants, context, arguments.rounds, arguments.steps, results)
+            if arguments.decode_only:
+                rows = {engine.name: engine.rows(context) for engine in engines}
+                measure_steps(contestants, context, rows, arguments.rounds, arguments.steps, results)
+            else:
+                measure(contestants, context, arguments.rounds, arguments.steps, results)
             write(record(arguments, results), arguments.json)
             console.print(table(results, context, arguments.contexts[0]))
-            if context != arguments.contexts[0]:
+            if context != arguments.contexts[0] and not arguments.decode_only:
                 program = read_engine(engines[0].path, check_weights=False).program
                 most = prefill_share(program, context, arguments.contexts[0])
                 console.print(f"operations of a prefill allow at most {most:.2f}x, with integers at twice bf16's rate")
@@ -94,6 +105,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--formats", nargs="+", default=["auto", "int8", "int4"], help="of --kv-cache")
     parser.add_argument("--kv-compression", nargs="+", default=[], metavar="POLICY", help="a further engine of each")
     parser.add_argument("--steps", type=int, default=16, help="decode steps behind each prompt")
+    parser.add_argument("--decode-only", action="store_true", help="read no prompts, which take most of the time")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--directory", type=Path, default=Path("examples/out"), help="for the checkpoint and engines")
@@ -143,6 +155,22 @@ def measure(contestants: Sequence[ContestantProcess], context: int, rounds: int,
             times.decode.append(median(decode))
 
 
+def measure_steps(
+    contestants: Sequence[ContestantProcess],
+    context: int,
+    rows: Mapping[str, int],
+    rounds: int,
+    steps: int,
+    results: Results,
+) -> None:
+    """Add a context's decode steps. rows: of caches that do not have `context` rows, by contestant."""
+    for number in range(rounds):
+        first = number % len(contestants)
+        for contestant in (*contestants[first:], *contestants[:first]):
+            times = results.setdefault(contestant.name, {}).setdefault(context, Times())
+            times.decode.append(median(contestant.decode_behind(rows.get(contestant.name, context), steps)))
+
+
 def record(arguments: argparse.Namespace, results: Results) -> dict[str, Any]:
     """Results as plain data."""
     times = {
@@ -154,19 +182,24 @@ def record(arguments: argparse.Namespace, results: Results) -> dict[str, Any]:
 def table(results: Results, context: int, shortest: int) -> Table:
     """Speeds at one context, by contestant."""
     made = Table(title=f"{context} tokens of context", title_justify="left")
-    for column in ("", "prefill tok/s", f"of that at {shortest}", "decode tok/s", f"of that at {shortest}"):
-        made.add_column(column, justify="left" if column == "" else "right")
+    made.add_column("")
     peer = results.get(PEER, {}).get(context)
+    measured = ("prefill", "decode") if next(iter(results.values()))[context].prefill else ("decode",)
+    for name in measured:
+        made.add_column(f"{name} tok/s", justify="right")
+        made.add_column(f"of that at {shortest}", justify="right")
     if peer is not None:
-        made.add_column(f"prefill, decode beside {PEER}", justify="right")
-    for name, by_context in results.items():
-        prefill, decode = by_context[context].speeds(context)
-        short_prefill, short_decode = by_context[shortest].speeds(shortest)
-        row = [f"{prefill:.0f}", f"{prefill / short_prefill:.2f}x", f"{decode:.1f}", f"{decode / short_decode:.2f}x"]
+        made.add_column(f"{', '.join(measured)} beside {PEER}", justify="right")
+    for contestant, by_context in results.items():
+        speeds, short = by_context[context].speeds(context), by_context[shortest].speeds(shortest)
+        row = list[str]()
+        for name, speed, of_short in zip(measured, speeds, short, strict=True):
+            row += [f"{speed:.{0 if name == 'prefill' else 1}f}", f"{speed / of_short:.2f}x"]
         if peer is not None:
-            their_prefill, their_decode = peer.speeds(context)
-            row.append(f"{prefill / their_prefill:.2f}x, {decode / their_decode:.2f}x")
-        made.add_row(name, *row)
+            row.append(
+                ", ".join(f"{own / their:.2f}x" for own, their in zip(speeds, peer.speeds(context), strict=True))
+            )
+        made.add_row(contestant, *row)
     return made
 
 
@@ -181,7 +214,7 @@ def gains_table(engines: Sequence[Engine], results: Results, context: int) -> Ta
     for engine in engines:
         if engine.compression is None:
             continue
-        rows = len(parse_compression(engine.compression).held(context))
+        rows = engine.rows(context)
         # Both in the program without compression: the other one also has the launches that cut tables.
         predicted = whole_bytes / step_bytes(whole_program, rows)
         gained = median(results[whole.name][context].decode) / median(results[engine.name][context].decode)

@@ -11,6 +11,9 @@ import llama_cpp
 
 from benchmarks.contestants.protocol import serve
 
+# Tokens that are read at once to fill a cache.
+_PIECE = 512
+
 
 class LlamaCpp:
     def __init__(self, path: str, threads: int, flash_attention: bool = False) -> None:
@@ -56,6 +59,31 @@ class LlamaCpp:
         llama_cpp.llama_free(state)
         return seconds
 
+    def decode_behind(self, rows: int, steps: int) -> list[float]:
+        """A piece of text is read once, and copied to further sequences, which are then put one behind the other. The
+        first step is not counted: it turns the copied keys to their new positions."""
+        pieces = -(-rows // _PIECE)
+        state = self._context(1 + pieces, pieces * _PIECE + steps + 8, is_shared=True)
+        memory = llama_cpp.llama_get_memory(state)
+        self._decode(state, [(place, 1, token) for place, token in enumerate(self._tokens(_PIECE))], last_only=True)
+        size = llama_cpp.llama_state_seq_get_size(state, 1)
+        piece = (ctypes.c_uint8 * size)()
+        if llama_cpp.llama_state_seq_get_data(state, piece, size, 1) != size:
+            raise RuntimeError("llama.cpp did not copy a sequence")
+        for number in range(pieces):
+            if number and not llama_cpp.llama_state_seq_set_data(state, piece, size, 1 + number):
+                raise RuntimeError(f"llama.cpp has no room for {rows} rows")
+            llama_cpp.llama_memory_seq_add(memory, 1 + number, -1, -1, number * _PIECE)
+            llama_cpp.llama_memory_seq_cp(memory, 1 + number, 0, -1, -1)
+        llama_cpp.llama_memory_seq_rm(memory, 0, rows, -1)
+        seconds = list[float]()
+        for step, token in enumerate(self._tokens(1 + steps)):
+            start = time.perf_counter()
+            self._decode(state, [(rows + step, 0, token)], last_only=True)
+            seconds.append(time.perf_counter() - start)
+        llama_cpp.llama_free(state)
+        return seconds[1:]
+
     def speculate(self, context: int, steps: int, drafts: int, acceptance: float) -> float:
         state = self._context(1, context + steps + 2 * drafts + 8)
         ids = self._tokens(context)
@@ -73,12 +101,14 @@ class LlamaCpp:
         llama_cpp.llama_free(state)
         return seconds / written
 
-    def _context(self, sequences: int, length: int) -> ctypes.c_void_p:
+    def _context(self, sequences: int, length: int, *, is_shared: bool = False) -> ctypes.c_void_p:
+        """is_shared: all sequences have one cache of `length` rows."""
         parameters = llama_cpp.llama_context_default_params()
         parameters.n_ctx = length
         parameters.n_batch = max(length // sequences, sequences)
         parameters.n_ubatch = 512
         parameters.n_seq_max = sequences
+        parameters.kv_unified = is_shared
         parameters.n_threads = self._threads
         parameters.n_threads_batch = self._threads
         if self._flash_attention:

@@ -14,6 +14,7 @@ from llmc.codegen.cpp.probes import Memory, open_probes
 from llmc.engine_format import read_engine
 from llmc.runtime.executors.cpp import open_cpp
 from llmc.runtime.kv_capacity import block_count
+from llmc.runtime.loop.step import Step
 from llmc.runtime.loop.step_loop import StepLoop
 from llmc.runtime.requests.ending import Ending
 from llmc.runtime.requests.generation import Generation
@@ -30,6 +31,7 @@ class LlmcEngine:
         self._limits = directory.program.limits
         self._vocab_size = directory.program.vocab_size
         executor = open_cpp(directory, blocks, threads)
+        self._executor = executor
         self._loop = StepLoop(executor, self._limits, blocks, program=directory.program)
         self._threads = threads
         self._generator = np.random.default_rng(0)
@@ -64,6 +66,16 @@ class LlmcEngine:
         self._loop.remove(request)
         return [end - start for start, end in pairwise(times)]
 
+    def decode_behind(self, rows: int, steps: int) -> list[float]:
+        """The first step is not counted: it reads weights from the file."""
+        times = list[float]()
+        for place in range(rows, rows + steps + 1):
+            step = self._step_behind(place)
+            start = time.perf_counter()
+            self._executor.step(step)
+            times.append(time.perf_counter() - start)
+        return times[1:]
+
     def decode_and_read(self, context: int, steps: int, nbytes: int) -> list[list[float]]:
         request = self._request(context)
         self._step_until_first_token([request])
@@ -76,6 +88,22 @@ class LlmcEngine:
                 read.append(probes.read_seconds(memory))
         self._loop.remove(request)
         return [stepped, read]
+
+    def _step_behind(self, rows: int) -> Step:
+        """One token of a sequence whose rows lie in the first blocks."""
+        (token,) = self._generator.integers(0, self._vocab_size, 1, np.int32)
+        blocks = np.arange(rows // self._limits.block_size + 1, dtype=np.int32)
+        one = np.array([rows], np.int32)
+        return Step(
+            input_ids=np.array([token], np.int32),
+            positions=one,
+            slot_mapping=one,
+            query_starts=np.array([0, 1], np.int32),
+            context_lens=one + 1,
+            block_tables=blocks[None],
+            logit_rows=np.zeros(1, np.int32),
+            tree_masks=np.zeros(1, np.int64),
+        )
 
     def _request(self, length: int) -> Generation:
         tokens = self._generator.integers(0, self._vocab_size, length)

@@ -61,6 +61,15 @@ class LongReader(Protocol):
         ...
 
 
+@runtime_checkable
+class DeepDecoder(Protocol):
+    """What decodes behind a long context without reading it first. Times in seconds."""
+
+    def decode_behind(self, rows: int, steps: int) -> list[float]:
+        """Time of each decode step of one sequence that has so many rows in the cache, of whatever numbers."""
+        ...
+
+
 class BatchGenerator(Protocol):
     """What generates whole batches: a request is (prompt's token ids, tokens to generate). Times in seconds."""
 
@@ -127,6 +136,9 @@ def serve(contestant: Contestant) -> None:
         elif request["measure"] == "prefill and decode":
             assert isinstance(contestant, LongReader)
             seconds = contestant.prefill_and_decode(request["context"], request["steps"])
+        elif request["measure"] == "decode behind":
+            assert isinstance(contestant, DeepDecoder)
+            seconds = contestant.decode_behind(request["rows"], request["steps"])
         else:
             seconds = contestant.decode(request["batch"], request["context"], request["steps"])
         print(json.dumps({"seconds": seconds}), flush=True)
@@ -182,6 +194,11 @@ class ContestantProcess:
         """Time of the prefill, and of each decode step."""
         prefill, *decode = self._ask_for_any({"measure": "prefill and decode", "context": context, "steps": steps})
         return prefill, decode
+
+    def decode_behind(self, rows: int, steps: int) -> list[float]:
+        """Time of each decode step behind so many rows."""
+        times: list[float] = self._ask_for_any({"measure": "decode behind", "rows": rows, "steps": steps})
+        return times
 
     def generate(self, batches: Sequence[Sequence[tuple[Sequence[int], int]]]) -> float:
         return self._ask({"batches": batches})

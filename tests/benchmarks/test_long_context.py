@@ -8,7 +8,8 @@ import pytest
 from rich.console import Console
 
 import llmc
-from benchmarks.long_context import Engine, Times, gains_table, prefill_share, step_bytes
+from benchmarks.contestants.llmc_engine import LlmcEngine
+from benchmarks.long_context import PEER, Engine, Times, gains_table, prefill_share, step_bytes, table
 from llmc.engine_format import read_engine
 from llmc.prediction.cost_expression import evaluate_expression
 from llmc.prediction.step_shape import StepShape
@@ -57,3 +58,16 @@ def test_longer_prompts_have_more_pairs(engine: Path) -> None:
 
     share = prefill_share(program, 200, 100)
     assert share == pytest.approx(operations(100) / operations(200)) and share < 1
+
+
+def test_steps_alone_need_no_prompt(engine: Path) -> None:
+    """All rows that the engine has room for, but those of the steps."""
+    rows = 256 - 5
+    assert len(LlmcEngine(engine, 1).decode_behind(rows, 4)) == 4
+    assert Engine("quarter", "auto", "snapkv:share=25,window=16", engine).rows(192) == 48
+    results = {"llmc": {64: Times(decode=[0.5]), rows: Times(decode=[1.0])}, PEER: {rows: Times(decode=[3.0])}}
+    results[PEER][64] = results[PEER][rows]
+    console = Console(record=True, width=200)
+    console.print(table(results, rows, 64))
+    text = console.export_text()
+    assert "prefill" not in text and [each in text for each in ("0.50x", "3.00x")] == [True, True]
