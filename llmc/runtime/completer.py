@@ -6,7 +6,8 @@ from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 
 from llmc.errors import RequestError, RequestWarning
-from llmc.runtime.adapters.registry import AdapterRegistry
+from llmc.runtime.adapters.placed_adapter import PlacedAdapter
+from llmc.runtime.adapters.registry import AdapterChoice, AdapterRegistry
 from llmc.runtime.grammar.compiler import GrammarCompiler
 from llmc.runtime.loop.shared_loop import SharedLoop
 from llmc.runtime.output_cache import CachedAnswer, OutputCache
@@ -42,12 +43,12 @@ class Completer:
         prompts: Sequence[Sequence[int]],
         params: Sequence[SamplingParams],
         progress: Progress,
-        adapter: str | None = None,
+        adapter: AdapterChoice = None,
     ) -> list[Completion]:
         """Return one completion per prompt, in order. Raises RequestError before anything is computed, or the error of
         a request."""
         with as_llmc_error():
-            requests = self._requests(prompts, params, adapter)
+            requests = self._requests(prompts, params, self.adapters.of_each(len(prompts), adapter))
             completions = []
             for request, (answer, cached_tokens) in zip(requests, self._answers(requests, progress), strict=True):
                 choices = tuple(self._choice(result, request.params) for result in answer.results)
@@ -59,7 +60,8 @@ class Completer:
     def rows(self, texts: Sequence[Sequence[int]], progress: Progress, adapter: str | None = None) -> list[Row]:
         """The model's row for each text, [width], in order. Raises as `complete` does."""
         with as_llmc_error():
-            requests = self._requests(texts, [SamplingParams()] * len(texts), adapter, wants_row=True)
+            chosen = None if adapter is None else self.adapters.get(adapter)
+            requests = self._requests(texts, [SamplingParams()] * len(texts), [chosen] * len(texts), wants_row=True)
             rows = [answer.results[0].row for answer, _ in self._answers(requests, progress)]
             return [row for row in rows if row is not None]
 
@@ -77,21 +79,6 @@ class Completer:
                     self.cache.put(request, answer)
             yield answer, len(request.prompt_token_ids) if job is None else job.first.standing.cached_tokens
 
-    def _requests(
-        self,
-        prompts: Sequence[Sequence[int]],
-        params: Sequence[SamplingParams],
-        adapter: str | None,
-        wants_row: bool = False,
-    ) -> list[GenerationRequest]:
-        chosen = None if adapter is None else self.adapters.get(adapter)
-        return [
-            GenerationRequest(
-                prompt_token_ids=tuple(prompt), params=own, request_id=str(i), adapter=chosen, wants_row=wants_row
-            )
-            for i, (prompt, own) in enumerate(zip(prompts, params, strict=True))
-        ]
-
     def stream(
         self, prompt: Sequence[int], params: SamplingParams, adapter: str | None = None
     ) -> Generator[Piece, None, None]:
@@ -103,10 +90,25 @@ class Completer:
                 fix="use generate, or the asyncio engine, whose streams have several",
             )
         with as_llmc_error():
-            job = self._job(0, *self._requests([prompt], [params], adapter))
+            chosen = None if adapter is None else self.adapters.get(adapter)
+            job = self._job(0, *self._requests([prompt], [params], [chosen]))
         (request,) = job.sequences
         assert isinstance(request, Generation), "beam search has more than one beam"
         return pieces(self.loop, request, self.job_builder.output_text(params), has_text=self.tokenizer.exists)
+
+    def _requests(
+        self,
+        prompts: Sequence[Sequence[int]],
+        params: Sequence[SamplingParams],
+        adapters: Sequence[PlacedAdapter | None],
+        wants_row: bool = False,
+    ) -> list[GenerationRequest]:
+        return [
+            GenerationRequest(
+                prompt_token_ids=tuple(prompt), params=own, request_id=str(i), adapter=adapter, wants_row=wants_row
+            )
+            for i, (prompt, own, adapter) in enumerate(zip(prompts, params, adapters, strict=True))
+        ]
 
     def _job(self, index: int, request: GenerationRequest) -> GenerationJob:
         self.job_builder.check(f"prompt {index}", request)
