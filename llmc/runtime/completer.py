@@ -3,7 +3,7 @@
 import time
 import warnings
 from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from llmc.errors import RequestError, RequestWarning
 from llmc.runtime.adapters.placed_adapter import PlacedAdapter
@@ -37,6 +37,13 @@ class Completer:
     tokenizer: Tokenizer
     cache: OutputCache | None
     adapters: AdapterRegistry
+    # The policy of requests that name none; None is that of the engine.
+    kv_compression: str | None = None
+
+    def with_kv_compression(self, policy: str) -> "Completer":
+        """The same with another policy for requests that name none. Raises OptionError for one that cannot be run."""
+        self.job_builder.policies.check(policy)
+        return replace(self, kv_compression=policy)
 
     def complete(
         self,
@@ -103,6 +110,11 @@ class Completer:
         adapters: Sequence[PlacedAdapter | None],
         wants_row: bool = False,
     ) -> list[GenerationRequest]:
+        if self.kv_compression is not None:
+            params = [
+                replace(own, kv_compression=self.kv_compression) if own.kv_compression is None else own
+                for own in params
+            ]
         return [
             GenerationRequest(
                 prompt_token_ids=tuple(prompt), params=own, request_id=str(i), adapter=adapter, wants_row=wants_row

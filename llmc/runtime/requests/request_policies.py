@@ -38,6 +38,10 @@ class RequestPolicies:
         except OptionError as error:
             raise RequestError(error.problem, at=error.at, fix=error.fix) from None
 
+    def check(self, asked: str) -> None:
+        """Raise OptionError for a policy that cannot be run."""
+        self._checked(asked)
+
     def in_use(self, asked: str | None) -> CachePolicy:
         """The same, with the one of the build in the place of None."""
         return self.of(asked) or self.built
