@@ -28,8 +28,6 @@ class Scored(Compression):
 
     NAME: ClassVar[str] = ""
     IN_GRAPH: ClassVar[bool] = True
-    # Options that are parts of the graph: requests cannot change them.
-    BUILT: ClassVar[tuple[str, ...]] = ()
     budget: int | None = None
     share: int | None = None
     every: int = LARGEST_BLOCK
@@ -46,7 +44,8 @@ class Scored(Compression):
         if self.budget is not None and self.budget <= self.protected:
             raise ValueError(
                 f"budget={self.budget} leaves no room in addition to the {self.protected} protected rows "
-                f"({self.sinks} first ones, {self.protected - self.sinks} last ones)"
+                f"({self.sinks} first ones, {self.protected - self.sinks} last ones): give a larger budget, or protect "
+                "fewer rows"
             )
 
     @property

@@ -12,7 +12,7 @@ import pytest
 import llmc
 from llmc.engine_format.reader import read_engine
 from llmc.errors import LlmcError, OptionError, RequestError
-from llmc.program import CachePolicy
+from llmc.program import CachePolicy, parse_compression
 from llmc.runtime.engine import Engine
 from tests.end_to_end.calibration_queries import write_calibration
 from tests.end_to_end.logits import assert_close
@@ -71,6 +71,8 @@ def test_a_budget_that_is_not_reached_changes_no_bit(built: Callable[..., Path])
         expected = engine.logits(TOKENS)
         with pytest.raises(RequestError, match="the engine was built without KV compression"):
             engine.generate([TOKENS], kv_compression=STRIDE)
+        with pytest.raises(RequestError, match="recent=12 is not a multiple of block_size=8"):
+            engine.generate([TOKENS], kv_compression="stride:step=2,recent=12")
     with llmc.load(built(kv_compression=STRIDE), threads=1, kv_compression="stride:step=2,recent=256") as engine:
         assert (engine.logits(TOKENS) == expected).all()
 
@@ -158,6 +160,15 @@ def test_a_policy_that_cannot_be_is_refused(text: str, problem: str, model: Path
     with llmc.load(path, threads=1) as engine, pytest.raises(RequestError) as asked:
         engine.generate([TOKENS], kv_compression=text)
     assert problem in asked.value.problem and asked.value.fix
+
+
+@pytest.mark.parametrize(
+    ("text", "fix"), [("SnapKV:budget=48", "did you mean 'snapkv'?"), ("None", "did you mean 'none'?")]
+)
+def test_names_in_capitals_are_told(text: str, fix: str) -> None:
+    with pytest.raises(OptionError) as caught:
+        parse_compression(text)
+    assert fix in str(caught.value.fix)
 
 
 def test_a_draft_model_beside_compression_is_refused(built: Callable[..., Path]) -> None:
