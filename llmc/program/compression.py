@@ -4,6 +4,7 @@ A table is cut only by its request's own length, always where a block begins.
 """
 
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import Any, ClassVar
 
 from llmc.errors import OptionError, did_you_mean
@@ -56,6 +57,11 @@ class Compression(CachePolicy):
     def in_blocks(self) -> tuple[str, ...]:
         """The options that count rows in whole blocks."""
         return ()
+
+    @property
+    def kept_by(self) -> str:
+        """The options that say how many rows stay, in words."""
+        return "budget"
 
     @property
     def per_request(self) -> bool:
@@ -124,6 +130,24 @@ def compression_problem(built: CachePolicy, asked: CachePolicy) -> str | None:
         f"{name}={getattr(built, name)}" for name in names if getattr(built, name) != getattr(asked, name)
     )
     return f"the engine was built for {built}, which cannot run {asked}" + (f": {fixed} cannot change" if fixed else "")
+
+
+def unused_compression(policy: CachePolicy, limits: Limits) -> str | None:
+    """Return a warning if a policy drops no row of any sequence within the limits, or None."""
+    longest, size = limits.max_model_len, limits.block_size
+    # Rows leave soonest after a short prompt, after a prompt of about half the length, or after the longest ones.
+    prompts = {1, longest // 2, (longest - 1) // size * size, longest - 1}
+    if not isinstance(policy, Compression) or any(_drops(policy, prompt, longest) for prompt in prompts):
+        return None
+    return (
+        f"kv_compression={policy} has no effect: it drops no row of sequences of up to {longest} tokens "
+        f"(max_model_len). Give a smaller {policy.kept_by}, or a larger max_model_len"
+    )
+
+
+def _drops(policy: CachePolicy, prompt: int, tokens: int) -> bool:
+    """Whether a row leaves a table before the sequence has this many tokens."""
+    return any(cut.dropped for _, cut in takewhile(lambda made: made[0] < tokens, policy.all_cuts(prompt)))
 
 
 def check_newest(policy: CachePolicy, rows: int, block_size: int) -> None:

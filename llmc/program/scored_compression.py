@@ -71,6 +71,10 @@ class Scored(Compression):
     def in_blocks(self) -> tuple[str, ...]:
         return ("every", *(("budget",) if self.budget is not None else ()))
 
+    @property
+    def kept_by(self) -> str:
+        return "budget" if self.share is None else "share"
+
     def fitted(self, block_size: int) -> "Scored":
         return replace(self, block=block_size)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 
 import llmc
 from llmc.engine_format.reader import read_engine
-from llmc.errors import LlmcError, OptionError, RequestError
+from llmc.errors import BuildWarning, LlmcError, LoadWarning, OptionError, RequestError
 from llmc.program import CachePolicy, parse_compression
 from llmc.runtime.engine import Engine
 from tests.end_to_end.calibration_queries import write_calibration
@@ -66,6 +67,32 @@ def test_build_load_and_request_choose(built: Callable[..., Path]) -> None:
         assert said(engine) == plain
 
 
+@pytest.mark.parametrize(
+    ("text", "smaller"),
+    [
+        ("stride:step=4,recent=512", "step, recent or rows"),
+        ("snapkv:budget=512", "budget"),
+        ("h2o:budget=256", "budget"),
+        ("kvzip:share=100", "share"),
+    ],
+)
+def test_a_policy_that_drops_nothing_is_told(text: str, smaller: str, model: Path, tmp_path: Path) -> None:
+    """At build, and where a load asks for it, but not where a request does."""
+    path, limits = tmp_path / "engine.llmc", dict[str, Any](max_model_len=256, block_size=8)
+    with pytest.warns(BuildWarning, match="has no effect") as caught:
+        report = llmc.build(model, path, target="reference", kv_compression=text, **limits)
+    (warning,) = report.warnings
+    assert [str(each.message) for each in caught] == [warning]
+    assert warning.startswith(f"kv_compression={text}")
+    assert f"up to 256 tokens (max_model_len). Give a smaller {smaller}" in warning
+    with pytest.warns(LoadWarning, match="has no effect"):
+        llmc.load(path, kv_compression=text).close()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with llmc.load(path) as engine:
+            engine.generate([[1, 2, 3]], max_tokens=1, kv_compression=text)
+
+
 def test_a_budget_that_is_not_reached_changes_no_bit(built: Callable[..., Path]) -> None:
     with llmc.load(built(kv_compression="none"), threads=1) as engine:
         expected = engine.logits(TOKENS)
@@ -73,7 +100,11 @@ def test_a_budget_that_is_not_reached_changes_no_bit(built: Callable[..., Path])
             engine.generate([TOKENS], kv_compression=STRIDE)
         with pytest.raises(RequestError, match="recent=12 is not a multiple of block_size=8"):
             engine.generate([TOKENS], kv_compression="stride:step=2,recent=12")
-    with llmc.load(built(kv_compression=STRIDE), threads=1, kv_compression="stride:step=2,recent=256") as engine:
+    unreached = "stride:step=2,recent=256"
+    with (
+        pytest.warns(LoadWarning, match="has no effect"),
+        llmc.load(built(kv_compression=STRIDE), threads=1, kv_compression=unreached) as engine,
+    ):
         assert (engine.logits(TOKENS) == expected).all()
 
 
