@@ -17,8 +17,11 @@ from llmc.program import CachePolicy, parse_compression
 from llmc.runtime.engine import Engine
 from tests.end_to_end.calibration_queries import write_calibration
 from tests.end_to_end.logits import assert_close
+from tests.end_to_end.plain_codes import rounded_logits
 from tests.end_to_end.test_cache_policies import masked_logits
-from tests.tiny_models import tiny_checkpoint, tiny_tokens
+from tests.end_to_end.test_newest_rows import SIMULATED, difference
+from tests.quick_sample import quick_sample
+from tests.tiny_models import tiny_checkpoint, tiny_model, tiny_tokens
 
 STRIDE = "stride:step=3,recent=16,sinks=8,rows=8"
 OTHER = "stride:step=2,recent=32,rows=16"
@@ -108,15 +111,24 @@ def test_a_budget_that_is_not_reached_changes_no_bit(built: Callable[..., Path])
         assert (engine.logits(TOKENS) == expected).all()
 
 
-@pytest.mark.parametrize("codes", ["int8", "fp8", "int4:head"])
-def test_codes_move_as_they_are(codes: str, built: Callable[..., Path]) -> None:
-    """Tokens are the same however the prompt comes in chunks."""
-    path, found = built(kv_compression=STRIDE, kv_cache=codes), []
-    for chunk in (5, None):
+FORMATS = [
+    *("bfloat16", "int8", "int8:g8", "int8:rotated", "fp8", "fp8:g8:rotated", "int4:head", "int4:g8"),
+    *("int4:head:rotated", "int8/int4:head:rotated"),
+]
+
+
+@pytest.mark.parametrize("cache", quick_sample(FORMATS, ["int8", "fp8", "int4:head"]))
+def test_codes_move_as_they_are(cache: str, built: Callable[..., Path]) -> None:
+    """Logits are those of the mask over codes, and tokens are the same, however the prompt comes in chunks."""
+    option = "kv_dtype" if cache == "bfloat16" else "kv_cache"
+    path, found = built(kv_compression=STRIDE, **{option: cache}), []
+    expected = rounded_logits(tiny_model("llama"), TOKENS, cache, CachePolicy.from_text(STRIDE))
+    for chunk in (1, 5, None):
         with llmc.load(path, threads=1, max_step_tokens=chunk) as engine:
             found.append(said(engine))
             assert engine.loop.groups[0].stats.dropped
-    assert found[0] == found[1]
+            assert difference(engine.logits(TOKENS), expected) < SIMULATED
+    assert found[0] == found[1] == found[2]
 
 
 @pytest.mark.parametrize("codes", ["int8", "int4:head"])
