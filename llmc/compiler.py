@@ -47,7 +47,7 @@ from llmc.passes.named_inputs import check_build_inputs
 from llmc.passes.pipeline import built_in, default, essential
 from llmc.passes.rewrite import Pass
 from llmc.passes.runner import Observer, PipelineResult, run_pipeline
-from llmc.program import WeightSlot
+from llmc.program import WeightSlot, fitted_compression, unused_compression
 from llmc.program.joined_program import joined_program
 from llmc.report.build_record import BuildObserver, BuildRecord
 from llmc.report.build_report import BuildReport, build_report, manifest_of
@@ -206,6 +206,8 @@ def _write_engine(
             for stage_build in builds:
                 stage_build.builder.finish(stage_build.writer, stages)
         notes += captured.notes + finite.notes()
+        unused = unused_compression(fitted_compression(options.kv_compression, options.block_size), program.limits)
+        notes += () if unused is None else (unused,)
         if result.graph.draft is not None:
             with stages("draft"):
                 notes += _write_draft(result.graph.draft, captured, builds, writer, target, options, pipeline)

@@ -99,6 +99,11 @@ def test_an_engine_with_a_policy_runs_others(strided: Path) -> None:
         assert outcome.code == 0 and json.loads(outcome.out)["text"] == expected, outcome
     with LLM(strided) as model:
         assert model.generate(PROMPT, params)[0].text == said[STRIDE]
+    with load(strided, output_cache_bytes=100_000) as engine:
+        for model, text in ((LLM(engine), STRIDE), (LLM(engine, kv_compression="none"), "none")):
+            assert model.generate(PROMPT, params)[0].text == said[text]
+        with pytest.raises(OptionError, match="cannot run streaming"):
+            LLM(engine, kv_compression="streaming:budget=64")
 
 
 def test_an_engine_with_a_policy_refuses_what_it_cannot_run(strided: Path) -> None:

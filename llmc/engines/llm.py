@@ -45,7 +45,7 @@ class LLM(TextGenerator):
             which is already loaded.
         chat_template: A template's text, a Jinja file, or the name of a built-in template; default the model's own.
         **build_options: The fields of llmc.options.BuildOptions. An existing engine that was built otherwise is an
-            error, except that an engine directory is loaded with the given kv_compression, if it can run that.
+            error, except that requests which name no kv_compression get the given one, if the engine can run it.
 
     Raises:
         LlmcError: As in `llmc.compile` and `llmc.load`.
@@ -82,15 +82,17 @@ class LLM(TextGenerator):
             "speculation": speculation,
         }
         if isinstance(model, Engine):
-            self._engine = model
+            self._engine, policy = model, build_options.pop("kv_compression", None)
             _refuse_opening(opening)
             check_follows(model.path, target, build_options)
+            completer = model.completer if policy is None else model.completer.with_kv_compression(policy)
         else:
             place = local_model(model) if isinstance(model, str) else path_argument("model", model)
             if is_engine(place):
                 opening["kv_compression"] = build_options.pop("kv_compression", None)
             self._engine = load(engine_of(place, target=target, **build_options), **opening)
-        super().__init__(self._engine.completer, self._engine.conversations, chat_template)
+            completer = self._engine.completer
+        super().__init__(completer, self._engine.conversations, chat_template)
         if chat_template is not None:
             self._engine.conversations.template(chat_template)
 

@@ -10,6 +10,7 @@ from llmc.program.compression import (
     fitted_compression,
     newest_problem,
     parse_compression,
+    unused_compression,
 )
 from llmc.program.device_kernel import LIBRARY, DeviceBinary, DeviceKernel, DeviceParameter
 from llmc.program.h2o import H2O
@@ -133,4 +134,5 @@ __all__ = [
     "parse_compression",
     "state_bytes",
     "step_row_bytes",
+    "unused_compression",
 ]

@@ -3,15 +3,17 @@
 A table is cut only by its request's own length, always where a block begins.
 """
 
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from itertools import takewhile
+from typing import Any, ClassVar
 
-from llmc.errors import OptionError
+from llmc.errors import OptionError, did_you_mean
 from llmc.program.cache_policy import EVERYTHING, CachePolicy, Visible
 from llmc.program.limits import Limits
 
 # The value of kv_compression that keeps everything.
 NONE = "none"
+_FORM = f"give {NONE} or NAME:OPTION=VALUE,…, such as stride:step=4,recent=512 (docs/kv-compression.md)"
 # Every block size divides it.
 LARGEST_BLOCK = 128
 
@@ -27,6 +29,8 @@ class Compression(CachePolicy):
     NEEDS_TEXT: ClassVar[bool] = False
     # Whether a cut may need that the model reads tokens again.
     READS_AGAIN: ClassVar[bool] = False
+    # Options that are parts of the graph: requests cannot change them.
+    BUILT: ClassVar[tuple[str, ...]] = ()
     # The option that says how many newest rows stay; None if there is none.
     NEWEST_BY: ClassVar[str | None] = "recent"
 
@@ -55,6 +59,11 @@ class Compression(CachePolicy):
         return ()
 
     @property
+    def kept_by(self) -> str:
+        """The options that say how many rows stay, in words."""
+        return "budget"
+
+    @property
     def per_request(self) -> bool:
         return True
 
@@ -78,11 +87,13 @@ def parse_compression(text: str) -> CachePolicy:
     if name == NONE:
         raise _unknown(text, f"{NONE} has no options")
     if name not in known:
-        raise _unknown(text, f"{name!r:.100} is not a policy. Policies: {', '.join((NONE, *known))}")
+        near = did_you_mean(name.lower(), (NONE, *known))
+        raise _unknown(text, f"{name!r:.100} is not a policy. Policies: {', '.join((NONE, *known))}", near + _FORM)
     try:
         return CachePolicy.from_text(text)
     except ValueError as error:
-        raise _unknown(text, str(error)) from None
+        fix = f"give other options of {name} (docs/kv-compression.md), or {NONE}"
+        raise _unknown(text, str(error).removeprefix(f"{text!r:.200}: "), fix) from None
 
 
 def fitted_compression(text: str, block_size: int) -> CachePolicy:
@@ -102,11 +113,11 @@ def compressions(kind: type[Compression] = Compression) -> dict[str, type[Compre
     return found
 
 
-def _unknown(text: object, problem: str) -> OptionError:
+def _unknown(text: object, problem: str, fix: str = _FORM) -> OptionError:
     return OptionError(
         f"kv_compression cannot be {text!r:.200}: {problem}",
         at=f"kv_compression={text!r:.200}",
-        fix=f"give {NONE} or NAME:OPTION=VALUE,…, such as stride:step=4,recent=512 (docs/kv-compression.md)",
+        fix=fix,
     )
 
 
@@ -114,7 +125,29 @@ def compression_problem(built: CachePolicy, asked: CachePolicy) -> str | None:
     """Return why an engine that was built for a policy cannot serve a request with another one, or None."""
     if isinstance(built, Compression) and built.runs(asked):
         return None
-    return f"the engine was built for {built}, which cannot run {asked}"
+    names = built.BUILT if isinstance(built, Compression) and type(built) is type(asked) else ()
+    fixed = ", ".join(
+        f"{name}={getattr(built, name)}" for name in names if getattr(built, name) != getattr(asked, name)
+    )
+    return f"the engine was built for {built}, which cannot run {asked}" + (f": {fixed} cannot change" if fixed else "")
+
+
+def unused_compression(policy: CachePolicy, limits: Limits) -> str | None:
+    """Return a warning if a policy drops no row of any sequence within the limits, or None."""
+    longest, size = limits.max_model_len, limits.block_size
+    # Rows leave soonest after a short prompt, after a prompt of about half the length, or after the longest ones.
+    prompts = {1, longest // 2, (longest - 1) // size * size, longest - 1}
+    if not isinstance(policy, Compression) or any(_drops(policy, prompt, longest) for prompt in prompts):
+        return None
+    return (
+        f"kv_compression={policy} has no effect: it drops no row of sequences of up to {longest} tokens "
+        f"(max_model_len). Give a smaller {policy.kept_by}, or a larger max_model_len"
+    )
+
+
+def _drops(policy: CachePolicy, prompt: int, tokens: int) -> bool:
+    """Whether a row leaves a table before the sequence has this many tokens."""
+    return any(cut.dropped for _, cut in takewhile(lambda made: made[0] < tokens, policy.all_cuts(prompt)))
 
 
 def check_newest(policy: CachePolicy, rows: int, block_size: int) -> None:
@@ -144,9 +177,24 @@ def newest_problem(policy: CachePolicy, rows: int, block_size: int) -> tuple[str
         "cache where they are exact"
     )
     fewer = "without :recent=" if not policy.newest else f"with kv_cache=FORMAT:recent={policy.newest}"
-    option = policy.NEWEST_BY if isinstance(policy, Compression) else None
-    if option is None:
+    if not isinstance(policy, Compression) or policy.NEWEST_BY is None:
         return problem, f"build {fewer}"
-    in_blocks = isinstance(policy, Compression) and option in policy.in_blocks()
-    least = -(-rows // block_size) * block_size if in_blocks else rows
-    return problem, f"give {option}={least} or more, or build {fewer}"
+    least = _keeping_newest(policy, rows, block_size)
+    return problem, f"build {fewer}" if least is None else f"give {least} or more, or build {fewer}"
+
+
+def _keeping_newest(policy: Compression, rows: int, block_size: int) -> str | None:
+    """Return the least values of options that keep this many newest rows, as `NAME=VALUE and NAME=VALUE`, or None."""
+    option = policy.NEWEST_BY
+    assert option is not None
+    whole = -(-rows // block_size) * block_size
+    changes: dict[str, Any] = {option: whole if option in policy.in_blocks() else rows}
+    # A budget has to have room for them.
+    more = (changes[option] + int(getattr(policy, "sinks", 0))) // block_size * block_size + block_size
+    for values in (changes, changes | {"budget": more}):
+        try:
+            replace(policy, **values)
+        except (TypeError, ValueError):
+            continue
+        return " and ".join(f"{name}={value}" for name, value in values.items())
+    return None

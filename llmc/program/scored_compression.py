@@ -28,8 +28,6 @@ class Scored(Compression):
 
     NAME: ClassVar[str] = ""
     IN_GRAPH: ClassVar[bool] = True
-    # Options that are parts of the graph: requests cannot change them.
-    BUILT: ClassVar[tuple[str, ...]] = ()
     budget: int | None = None
     share: int | None = None
     every: int = LARGEST_BLOCK
@@ -46,7 +44,8 @@ class Scored(Compression):
         if self.budget is not None and self.budget <= self.protected:
             raise ValueError(
                 f"budget={self.budget} leaves no room in addition to the {self.protected} protected rows "
-                f"({self.sinks} first ones, {self.protected - self.sinks} last ones)"
+                f"({self.sinks} first ones, {self.protected - self.sinks} last ones): give a larger budget, or protect "
+                "fewer rows"
             )
 
     @property
@@ -71,6 +70,10 @@ class Scored(Compression):
 
     def in_blocks(self) -> tuple[str, ...]:
         return ("every", *(("budget",) if self.budget is not None else ()))
+
+    @property
+    def kept_by(self) -> str:
+        return "budget" if self.share is None else "share"
 
     def fitted(self, block_size: int) -> "Scored":
         return replace(self, block=block_size)

@@ -33,7 +33,7 @@ class Streaming(Compression):
             raise ValueError(f"every={self.every} must be 1 or more")
         if self.budget <= self.sinks:
             raise ValueError(
-                f"budget={self.budget} leaves no room in addition to the {self.sinks} first rows, which stay"
+                f"budget={self.budget} leaves no room in addition to the {self.sinks} first rows, which stay: give more"
             )
 
     @property

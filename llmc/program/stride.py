@@ -33,6 +33,10 @@ class Stride(Compression):
     def in_blocks(self) -> tuple[str, ...]:
         return ("recent", "sinks", "rows")
 
+    @property
+    def kept_by(self) -> str:
+        return "step, recent or rows"
+
     def next_cut(self, done: Progress) -> int:
         return self.sinks + self.recent + self.step * self.rows * (1 + self._cuts(done.dropped))
 

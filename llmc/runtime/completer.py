@@ -3,10 +3,11 @@
 import time
 import warnings
 from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from llmc.errors import RequestError, RequestWarning
-from llmc.runtime.adapters.registry import AdapterRegistry
+from llmc.runtime.adapters.placed_adapter import PlacedAdapter
+from llmc.runtime.adapters.registry import AdapterChoice, AdapterRegistry
 from llmc.runtime.grammar.compiler import GrammarCompiler
 from llmc.runtime.loop.shared_loop import SharedLoop
 from llmc.runtime.output_cache import CachedAnswer, OutputCache
@@ -36,18 +37,25 @@ class Completer:
     tokenizer: Tokenizer
     cache: OutputCache | None
     adapters: AdapterRegistry
+    # The policy of requests that name none; None is that of the engine.
+    kv_compression: str | None = None
+
+    def with_kv_compression(self, policy: str) -> "Completer":
+        """The same with another policy for requests that name none. Raises OptionError for one that cannot be run."""
+        self.job_builder.policies.check(policy)
+        return replace(self, kv_compression=policy)
 
     def complete(
         self,
         prompts: Sequence[Sequence[int]],
         params: Sequence[SamplingParams],
         progress: Progress,
-        adapter: str | None = None,
+        adapter: AdapterChoice = None,
     ) -> list[Completion]:
         """Return one completion per prompt, in order. Raises RequestError before anything is computed, or the error of
         a request."""
         with as_llmc_error():
-            requests = self._requests(prompts, params, adapter)
+            requests = self._requests(prompts, params, self.adapters.of_each(len(prompts), adapter))
             completions = []
             for request, (answer, cached_tokens) in zip(requests, self._answers(requests, progress), strict=True):
                 choices = tuple(self._choice(result, request.params) for result in answer.results)
@@ -59,7 +67,8 @@ class Completer:
     def rows(self, texts: Sequence[Sequence[int]], progress: Progress, adapter: str | None = None) -> list[Row]:
         """The model's row for each text, [width], in order. Raises as `complete` does."""
         with as_llmc_error():
-            requests = self._requests(texts, [SamplingParams()] * len(texts), adapter, wants_row=True)
+            chosen = None if adapter is None else self.adapters.get(adapter)
+            requests = self._requests(texts, [SamplingParams()] * len(texts), [chosen] * len(texts), wants_row=True)
             rows = [answer.results[0].row for answer, _ in self._answers(requests, progress)]
             return [row for row in rows if row is not None]
 
@@ -77,21 +86,6 @@ class Completer:
                     self.cache.put(request, answer)
             yield answer, len(request.prompt_token_ids) if job is None else job.first.standing.cached_tokens
 
-    def _requests(
-        self,
-        prompts: Sequence[Sequence[int]],
-        params: Sequence[SamplingParams],
-        adapter: str | None,
-        wants_row: bool = False,
-    ) -> list[GenerationRequest]:
-        chosen = None if adapter is None else self.adapters.get(adapter)
-        return [
-            GenerationRequest(
-                prompt_token_ids=tuple(prompt), params=own, request_id=str(i), adapter=chosen, wants_row=wants_row
-            )
-            for i, (prompt, own) in enumerate(zip(prompts, params, strict=True))
-        ]
-
     def stream(
         self, prompt: Sequence[int], params: SamplingParams, adapter: str | None = None
     ) -> Generator[Piece, None, None]:
@@ -103,10 +97,30 @@ class Completer:
                 fix="use generate, or the asyncio engine, whose streams have several",
             )
         with as_llmc_error():
-            job = self._job(0, *self._requests([prompt], [params], adapter))
+            chosen = None if adapter is None else self.adapters.get(adapter)
+            job = self._job(0, *self._requests([prompt], [params], [chosen]))
         (request,) = job.sequences
         assert isinstance(request, Generation), "beam search has more than one beam"
         return pieces(self.loop, request, self.job_builder.output_text(params), has_text=self.tokenizer.exists)
+
+    def _requests(
+        self,
+        prompts: Sequence[Sequence[int]],
+        params: Sequence[SamplingParams],
+        adapters: Sequence[PlacedAdapter | None],
+        wants_row: bool = False,
+    ) -> list[GenerationRequest]:
+        if self.kv_compression is not None:
+            params = [
+                replace(own, kv_compression=self.kv_compression) if own.kv_compression is None else own
+                for own in params
+            ]
+        return [
+            GenerationRequest(
+                prompt_token_ids=tuple(prompt), params=own, request_id=str(i), adapter=adapter, wants_row=wants_row
+            )
+            for i, (prompt, own, adapter) in enumerate(zip(prompts, params, adapters, strict=True))
+        ]
 
     def _job(self, index: int, request: GenerationRequest) -> GenerationJob:
         self.job_builder.check(f"prompt {index}", request)

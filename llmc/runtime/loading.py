@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -9,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from llmc.engine_format.path_argument import path_argument
 from llmc.engine_format.reader import engine_to_run
-from llmc.errors import OptionError, bad_value
-from llmc.program import Head, Limits
+from llmc.errors import LoadWarning, OptionError, bad_value
+from llmc.program import Head, Limits, unused_compression
 from llmc.runtime.kv_tier.wish import offloading_wish
 from llmc.runtime.ranks.other_rank import work_for_first_rank
 from llmc.runtime.speculation.acceptance_config import check_reproducible
@@ -95,6 +96,9 @@ def load(
     from llmc.runtime.threads import thread_count
 
     policies = RequestPolicies(directory.program, kv_compression)
+    unused = None if kv_compression is None else unused_compression(policies.in_use(None), directory.program.limits)
+    if unused is not None:
+        warnings.warn(unused, LoadWarning, stacklevel=2)
     limits = _checked_limits(directory.program.limits, max_step_tokens, max_sequences)
     whole = _reads_whole_texts(directory.manifest.model.head, limits, max_step_tokens, speculation)
     wish = directory, limits, max_step_tokens

@@ -5,6 +5,7 @@ from collections.abc import Generator, Iterable, Mapping, Sequence
 from typing import Any, Self, Unpack
 
 from llmc.api.keywords import shows_keywords
+from llmc.runtime.adapters.registry import AdapterChoice
 from llmc.runtime.completer import Completer
 from llmc.runtime.progress import Progress
 from llmc.runtime.requests.completion import Completion, Piece
@@ -34,7 +35,7 @@ class TextGenerator(TextReader, ABC):
         prompts: Prompts,
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
-        adapter: str | None = None,
+        adapter: AdapterChoice = None,
         progress: Progress = False,
         **sampling: Unpack[SamplingKeywords],
     ) -> list[Completion]:
@@ -44,7 +45,8 @@ class TextGenerator(TextReader, ABC):
             prompts: A prompt or an iterable of prompts: texts, lists of token ids, or dicts with "prompt" or
                 "prompt_token_ids".
             params: Parameters for all prompts, or one per prompt; default greedy.
-            adapter: The name of a loaded adapter (Engine.load_adapter); None uses the plain model.
+            adapter: The name of a loaded adapter (Engine.load_adapter), or a list with one for each prompt; None uses
+                the plain model.
             progress: True for a progress bar on standard error, or a function that is called with the number of
                 finished prompts and the total.
             **sampling: The fields of SamplingParams, such as max_tokens=5, instead of `params`.
@@ -75,7 +77,7 @@ class TextGenerator(TextReader, ABC):
         Args:
             prompt: A prompt, as in `generate`.
             params: Its parameters, for one choice: n, best_of and beam_width must be 1 or None.
-            adapter: As in `generate`.
+            adapter: The name of a loaded adapter; None uses the plain model.
             **sampling: The fields of SamplingParams, instead of `params`.
 
         Returns:
@@ -98,7 +100,7 @@ class TextGenerator(TextReader, ABC):
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
-        adapter: str | None = None,
+        adapter: AdapterChoice = None,
         progress: Progress = False,
         **sampling: Unpack[SamplingKeywords],
     ) -> list[Completion]:

@@ -299,6 +299,28 @@ def test_wrong_adapters_are_refused(engine: Engine, tmp_path: Path, directories:
         engine.unload_adapter("b")
     with pytest.raises(RequestError, match="there is no adapter 'a9'"):
         engine.generate([[1, 2]], adapter="a9")
+    with pytest.raises(RequestError, match="there is no adapter 'a9'"):
+        engine.generate([[1, 2], [3]], adapter=[None, "a9"])
+    with pytest.raises(RequestError, match="2 prompts came with 1 adapter"):
+        engine.generate([[1, 2], [3]], adapter=["a0"])
+    wrong: Any = ["a0"]
+    for answer in (
+        lambda: engine.generate([[1, 2]], adapter=[wrong]),
+        lambda: engine.stream([1, 2], adapter=wrong),
+        lambda: engine.logits([1, 2], adapter=wrong),
+    ):
+        with pytest.raises(RequestError, match=r"\['a0'\] \(list\) is not the name of an adapter"):
+            answer()
+
+
+def test_each_prompt_may_have_its_own_adapter(engine: Engine) -> None:
+    prompts, names = [[1, 2, 3], [1, 2, 3], [4, 5]], ["a0", None, "a1"]
+    together = engine.generate(prompts, max_tokens=5, adapter=names)
+    alone = [
+        engine.generate([prompt], max_tokens=5, adapter=name)[0] for prompt, name in zip(prompts, names, strict=True)
+    ]
+    assert [each.choices[0].token_ids for each in together] == [each.choices[0].token_ids for each in alone]
+    assert together[0].choices[0].token_ids != together[1].choices[0].token_ids
 
 
 def test_engines_without_pools_take_none(plain: Engine, directories: list[Path]) -> None:

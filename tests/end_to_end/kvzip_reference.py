@@ -10,6 +10,9 @@ from torch import Tensor
 from transformers import AttentionInterface, DynamicCache
 
 from llmc.program import KVzip, Progress
+from tests.end_to_end.published_choice import best_rows
+from tests.end_to_end.reference_answer import Kept, ReferenceAnswer, keep_rows
+from tests.end_to_end.stored_rows import StoredRows
 from tests.tiny_models import tiny_model
 
 CUE = 8
@@ -19,48 +22,53 @@ def attend_and_note(
     module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float, **_: Any
 ) -> tuple[Tensor, None]:
     """Causal attention over the rows of a cache, whatever their positions. Keeps the probabilities on the module."""
-    rows, group = key.shape[2], query.shape[1] // key.shape[1]
-    keys, values = (each.repeat_interleave(group, 1) for each in (key, value))
-    ends = torch.arange(query.shape[2])[:, None] + rows - query.shape[2]
-    paid = (query @ keys.mT * scaling).masked_fill(torch.arange(rows) > ends, float("-inf")).softmax(-1)
-    module.paid = paid[0].view(key.shape[1], group, -1, rows)
-    return (paid @ values).transpose(1, 2), None
+    result, module.paid = module.stored.attend(query[0], key[0], value[0], scaling)
+    return result.transpose(0, 1)[None], None
 
 
 def greedy(
-    policy: KVzip, prompt: list[int], count: int, instruction: Sequence[int] = ()
-) -> tuple[list[int], list[float]]:
-    """The tokens that follow a prompt, and the log-probability of each."""
+    policy: KVzip,
+    prompt: list[int],
+    count: int,
+    instruction: Sequence[int] = (),
+    stored: StoredRows | None = None,
+    kept: Sequence[Kept] | None = None,
+) -> ReferenceAnswer:
+    """The tokens that follow a prompt. instruction: Tokens that each part begins with. The other arguments are those of
+    scored_reference."""
     AttentionInterface.register("llmc_tests_paid", attend_and_note)
     model = tiny_model("llama")
+    for layer in model.model.layers:
+        layer.self_attn.stored = StoredRows() if stored is None else stored
     before = model.config._attn_implementation
     model.config._attn_implementation = "llmc_tests_paid"
     try:
         with torch.inference_mode():
-            return _greedy(model, policy, prompt, count, instruction)
+            return _greedy(model, policy, prompt, count, instruction, kept)
     finally:
         model.config._attn_implementation = before
 
 
 def _greedy(
-    model: Any, policy: KVzip, prompt: list[int], count: int, instruction: Sequence[int]
-) -> tuple[list[int], list[float]]:
+    model: Any, policy: KVzip, prompt: list[int], count: int, instruction: Sequence[int], kept: Sequence[Kept] | None
+) -> ReferenceAnswer:
     cache, end = DynamicCache(config=model.config), policy.next_cut(Progress(len(prompt)))
     assert end is not None, "nothing is cut"
     _read(model, cache, prompt[:end], 0)
-    kept = policy.cut(Progress(len(prompt))).chosen
-    for own, best in zip(cache.layers, _chosen(model, policy, cache, prompt[:end], kept, instruction), strict=True):
-        for name in ("keys", "values"):
-            rows = getattr(own, name)
-            setattr(own, name, rows.gather(2, best[None, :, :, None].expand(*rows.shape[:2], -1, rows.shape[3])))
-    new, start, found, logprobs = prompt[end:], end, list[int](), list[float]()
+    if kept is None:
+        best = _chosen(model, policy, cache, prompt[:end], policy.cut(Progress(len(prompt))).chosen, instruction)
+    else:
+        best = [torch.tensor(rows) for rows in kept[0]]
+    answer = ReferenceAnswer([], [], [[each.tolist() for each in best]])
+    for own, rows in zip(cache.layers, best, strict=True):
+        keep_rows(own, rows)
+    new, start = prompt[end:], end
     for _ in range(count):
         logits = _read(model, cache, new, start)
         start += len(new)
         new = [int(logits.argmax())]
-        found += new
-        logprobs.append(float(logits.log_softmax(-1)[new[0]]))
-    return found, logprobs
+        answer.add(new[0], logits)
+    return answer
 
 
 def _chosen(
@@ -75,9 +83,7 @@ def _chosen(
         for index, layer in enumerate(layers):
             peaks[index] = torch.maximum(peaks[index], layer.self_attn.paid.amax((1, 2))[:, :end])
         cache.crop(-len(part))
-    for each in peaks:
-        each[:, : policy.sinks] = float("inf")
-    return [each.topk(kept, dim=-1).indices.sort(-1).values for each in peaks]
+    return [best_rows(each, kept, policy.sinks) for each in peaks]
 
 
 def _read(model: Any, cache: Any, tokens: Sequence[int], start: int) -> Tensor:

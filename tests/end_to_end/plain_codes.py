@@ -10,17 +10,16 @@ import torch
 from torch import Tensor
 from transformers import AttentionInterface
 
-from benchmarks.kv_code_roundings import of_llmc
-from llmc.formats.cache_format import parse_cache_formats
 from llmc.program import EVERYTHING, CachePolicy
 from tests.end_to_end.logits import Logits
+from tests.end_to_end.stored_rows import stored_rows
 
 _NAME = "plain_codes"
 
 
 def rounded_logits(model: Any, tokens: list[int], kv_cache: str, policy: CachePolicy = EVERYTHING) -> Logits:
-    """The logits of a model whose queries read all rows but the newest as codes of the form `kv_cache`, of those that
-    a policy keeps."""
+    """The logits of a model whose queries read the rows that a policy keeps as caches store them, but for the newest
+    ones. kv_cache: as for stored_rows."""
     seen = torch.zeros(len(tokens), len(tokens), dtype=torch.bool)
     for own, places in zip(seen, policy.seen(len(tokens)), strict=True):
         own[places] = True
@@ -31,9 +30,7 @@ def rounded_logits(model: Any, tokens: list[int], kv_cache: str, policy: CachePo
 
 @contextmanager
 def _attending(model: Any, kv_cache: str, seen: Tensor) -> Iterator[None]:
-    formats, before = parse_cache_formats(kv_cache), model.config._attn_implementation
-    recent = formats.recent or 0
-    keys, values = of_llmc(str(formats.keys)), of_llmc(str(formats.values))
+    stored, before = stored_rows(kv_cache), model.config._attn_implementation
 
     def attend(
         module: Any, query: Tensor, key: Tensor, value: Tensor, _: Tensor | None, scaling: float, **options: Any
@@ -42,10 +39,10 @@ def _attending(model: Any, kv_cache: str, seen: Tensor) -> Iterator[None]:
         group, position = q.shape[0] // k.shape[0], torch.arange(k.shape[1])
         back = position[:, None] - position[None, :]
         window = options.get("sliding_window") or k.shape[1]
-        is_near = back < recent
-        if window <= recent:
+        is_near = back < stored.recent
+        if window <= stored.recent:
             is_near = torch.ones_like(back, dtype=torch.bool)
-        old_k, old_v, k, v = (x.repeat_interleave(group, 0) for x in (keys(k), values(v), k, v))
+        old_k, old_v, k, v = (x.repeat_interleave(group, 0) for x in (stored.keys(k), stored.values(v), k, v))
         scores = torch.where(is_near, q @ k.mT, q @ old_k.mT) * scaling
         shares = scores.masked_fill(~seen | (back >= window), -torch.inf).softmax(-1)
         out = (shares * is_near) @ v + (shares * ~is_near) @ old_v

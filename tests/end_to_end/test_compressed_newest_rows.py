@@ -144,6 +144,12 @@ def test_a_budget_that_is_not_reached_changes_no_bit(text: str, engine_of: Calla
             "give recent=16 or more, or build with kv_cache=FORMAT:recent=8",
         ),
         ("snapkv:budget=48,window=12,every=16", "only the newest 12 rows", "give window=13 or more"),
+        (
+            "snapkv:budget=16,window=8,every=16,sinks=4",
+            "only the newest 8 rows",
+            "give window=13 and budget=24 or more",
+        ),
+        ("lru:budget=16,recent=8,every=16", "only the newest 8 rows", "give recent=16 and budget=24 or more"),
         ("h2o:budget=48,every=16,recent=12", "only the newest 12 rows", "give recent=13 or more"),
         (
             "triattention:budget=48,every=16",

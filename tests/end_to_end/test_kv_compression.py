@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -11,13 +12,16 @@ import pytest
 
 import llmc
 from llmc.engine_format.reader import read_engine
-from llmc.errors import LlmcError, OptionError, RequestError
-from llmc.program import CachePolicy
+from llmc.errors import BuildWarning, LlmcError, LoadWarning, OptionError, RequestError
+from llmc.program import CachePolicy, parse_compression
 from llmc.runtime.engine import Engine
 from tests.end_to_end.calibration_queries import write_calibration
 from tests.end_to_end.logits import assert_close
+from tests.end_to_end.plain_codes import rounded_logits
 from tests.end_to_end.test_cache_policies import masked_logits
-from tests.tiny_models import tiny_checkpoint, tiny_tokens
+from tests.end_to_end.test_newest_rows import SIMULATED, difference
+from tests.quick_sample import quick_sample
+from tests.tiny_models import tiny_checkpoint, tiny_model, tiny_tokens
 
 STRIDE = "stride:step=3,recent=16,sinks=8,rows=8"
 OTHER = "stride:step=2,recent=32,rows=16"
@@ -66,24 +70,65 @@ def test_build_load_and_request_choose(built: Callable[..., Path]) -> None:
         assert said(engine) == plain
 
 
+@pytest.mark.parametrize(
+    ("text", "smaller"),
+    [
+        ("stride:step=4,recent=512", "step, recent or rows"),
+        ("snapkv:budget=512", "budget"),
+        ("h2o:budget=256", "budget"),
+        ("kvzip:share=100", "share"),
+    ],
+)
+def test_a_policy_that_drops_nothing_is_told(text: str, smaller: str, model: Path, tmp_path: Path) -> None:
+    """At build, and where a load asks for it, but not where a request does."""
+    path, limits = tmp_path / "engine.llmc", dict[str, Any](max_model_len=256, block_size=8)
+    with pytest.warns(BuildWarning, match="has no effect") as caught:
+        report = llmc.build(model, path, target="reference", kv_compression=text, **limits)
+    (warning,) = report.warnings
+    assert [str(each.message) for each in caught] == [warning]
+    assert warning.startswith(f"kv_compression={text}")
+    assert f"up to 256 tokens (max_model_len). Give a smaller {smaller}" in warning
+    with pytest.warns(LoadWarning, match="has no effect"):
+        llmc.load(path, kv_compression=text).close()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with llmc.load(path) as engine:
+            engine.generate([[1, 2, 3]], max_tokens=1, kv_compression=text)
+
+
 def test_a_budget_that_is_not_reached_changes_no_bit(built: Callable[..., Path]) -> None:
     with llmc.load(built(kv_compression="none"), threads=1) as engine:
         expected = engine.logits(TOKENS)
         with pytest.raises(RequestError, match="the engine was built without KV compression"):
             engine.generate([TOKENS], kv_compression=STRIDE)
-    with llmc.load(built(kv_compression=STRIDE), threads=1, kv_compression="stride:step=2,recent=256") as engine:
+        with pytest.raises(RequestError, match="recent=12 is not a multiple of block_size=8"):
+            engine.generate([TOKENS], kv_compression="stride:step=2,recent=12")
+    unreached = "stride:step=2,recent=256"
+    with (
+        pytest.warns(LoadWarning, match="has no effect"),
+        llmc.load(built(kv_compression=STRIDE), threads=1, kv_compression=unreached) as engine,
+    ):
         assert (engine.logits(TOKENS) == expected).all()
 
 
-@pytest.mark.parametrize("codes", ["int8", "fp8", "int4:head"])
-def test_codes_move_as_they_are(codes: str, built: Callable[..., Path]) -> None:
-    """Tokens are the same however the prompt comes in chunks."""
-    path, found = built(kv_compression=STRIDE, kv_cache=codes), []
-    for chunk in (5, None):
+FORMATS = [
+    *("bfloat16", "int8", "int8:g8", "int8:rotated", "fp8", "fp8:g8:rotated", "int4:head", "int4:g8"),
+    *("int4:head:rotated", "int8/int4:head:rotated"),
+]
+
+
+@pytest.mark.parametrize("cache", quick_sample(FORMATS, ["int8", "fp8", "int4:head"]))
+def test_codes_move_as_they_are(cache: str, built: Callable[..., Path]) -> None:
+    """Logits are those of the mask over codes, and tokens are the same, however the prompt comes in chunks."""
+    option = "kv_dtype" if cache == "bfloat16" else "kv_cache"
+    path, found = built(kv_compression=STRIDE, **{option: cache}), []
+    expected = rounded_logits(tiny_model("llama"), TOKENS, cache, CachePolicy.from_text(STRIDE))
+    for chunk in (1, 5, None):
         with llmc.load(path, threads=1, max_step_tokens=chunk) as engine:
             found.append(said(engine))
             assert engine.loop.groups[0].stats.dropped
-    assert found[0] == found[1]
+            assert difference(engine.logits(TOKENS), expected) < SIMULATED
+    assert found[0] == found[1] == found[2]
 
 
 @pytest.mark.parametrize("codes", ["int8", "int4:head"])
@@ -158,6 +203,15 @@ def test_a_policy_that_cannot_be_is_refused(text: str, problem: str, model: Path
     with llmc.load(path, threads=1) as engine, pytest.raises(RequestError) as asked:
         engine.generate([TOKENS], kv_compression=text)
     assert problem in asked.value.problem and asked.value.fix
+
+
+@pytest.mark.parametrize(
+    ("text", "fix"), [("SnapKV:budget=48", "did you mean 'snapkv'?"), ("None", "did you mean 'none'?")]
+)
+def test_names_in_capitals_are_told(text: str, fix: str) -> None:
+    with pytest.raises(OptionError) as caught:
+        parse_compression(text)
+    assert fix in str(caught.value.fix)
 
 
 def test_a_draft_model_beside_compression_is_refused(built: Callable[..., Path]) -> None:

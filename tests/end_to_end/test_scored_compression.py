@@ -14,10 +14,16 @@ import llmc
 from llmc.errors import LlmcError, OptionError, RequestError
 from llmc.program import H2O, CachePolicy, ChoosingHeads, Compactor, KVzip, Lru, Scored, SnapKV, TriAttention
 from llmc.runtime.engine import Engine
+from llmc.runtime.requests.completion import Choice
 from tests.end_to_end.calibration_queries import write_calibration
 from tests.end_to_end.company import assert_alike, least_cache_bytes
+from tests.end_to_end.published_cuts import published_cuts
+from tests.end_to_end.reference_answer import ReferenceAnswer
 from tests.end_to_end.scored_reference import greedy
+from tests.end_to_end.stored_rows import stored_rows
 from tests.end_to_end.test_kv_compression import built, model
+from tests.end_to_end.watched_cuts import watch_cuts
+from tests.quick_sample import quick_sample
 from tests.tiny_models import tiny_checkpoint, tiny_tokens
 
 __all__ = ["built", "model"]
@@ -42,6 +48,21 @@ POLICIES: dict[str, Scored] = {
     TOGETHER: TriAttention(budget=16, every=16, sinks=2, block=8, recent=8, heads=ChoosingHeads.ALL),
     BY_KV_HEAD: TriAttention(budget=48, every=16, sinks=2, block=8, recent=16, pinned=0, heads=ChoosingHeads.KV_HEAD),
 }
+# Log-probabilities, with keys and values that differ in their last bits, and then in a code or scale now and then.
+ROUNDED = 1e-2
+# Kernels that choose rows take one format for keys and values, and kvzip keeps no number of newest rows.
+FORMATS = [
+    (text, cache)
+    for text in POLICIES
+    for cache in (
+        *("bfloat16", "int8", "int8:g8", "int8:rotated", "fp8", "fp8:g8:rotated", "int4:head", "int4:g8"),
+        *("int4:head:rotated", *(("int4:head:rotated:recent=2",) if text != KVZIP else ())),
+    )
+]
+QUICK_FORMATS = [
+    *((text, cache) for text in POLICIES for cache in ("int8", "int4:head:rotated")),
+    *((SNAPKV, "bfloat16"), (H2O_TEXT, "int4:head:rotated:recent=2"), (KVZIP, "fp8"), (COUNTED, "int4:g8")),
+]
 each_policy = pytest.mark.parametrize(
     "text",
     POLICIES,
@@ -60,34 +81,43 @@ def said(engine: Engine, **options: Any) -> list[object]:
 
 @each_policy
 @pytest.mark.parametrize("target", ["cpu", pytest.param("reference", marks=pytest.mark.slow)])
-def test_tokens_are_those_of_the_published_algorithm(text: str, target: str, built: Callable[..., Path]) -> None:
+def test_answers_are_those_of_the_published_algorithm(
+    text: str, target: str, built: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In chunks of 1 and 5 and whole: a prompt is read whole before rows are chosen, however it comes."""
-    tokens, logprobs = greedy(POLICIES[text], TOKENS[:100], 60)
-    path = built(kv_compression=text, target=target)
+    expected, path = greedy(POLICIES[text], TOKENS[:100], 60), built(kv_compression=text, target=target)
     for chunk in (1, 5, None):
         with llmc.load(path, threads=1, max_step_tokens=chunk) as engine:
-            (answer,) = engine.generate([TOKENS[:100]], max_tokens=60, logprobs=0, ignore_eos=True)
+            assert_answers(engine, expected, monkeypatch)
             (plain,) = engine.generate([TOKENS[:100]], max_tokens=60, ignore_eos=True, kv_compression="none")
-            group = engine.loop.groups[0]
-            assert group.stats.dropped and not group.pool.used, "nothing was evicted"
-        choice = answer.choices[0]
-        assert list(choice.token_ids) == tokens != list(plain.choices[0].token_ids)
-        assert choice.logprobs is not None
-        np.testing.assert_allclose([each.logprob for each in choice.logprobs], logprobs, atol=2e-3)
+        assert list(plain.choices[0].token_ids) != expected.tokens
 
 
-def test_queries_are_measured_behind_their_norm(tmp_path: Path) -> None:
+def assert_answers(engine: Engine, expected: ReferenceAnswer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compare an answer and the rows that each cut keeps."""
+    seen, count = watch_cuts(engine, monkeypatch), len(expected.tokens)
+    (answer,) = engine.generate([TOKENS[:100]], max_tokens=count, logprobs=0, ignore_eos=True)
+    group = engine.loop.groups[0]
+    assert group.stats.dropped and not group.pool.used, "nothing was evicted"
+    assert [each.kept for each in seen if each.kept is not None] == expected.kept
+    assert_close_choice(answer.choices[0], expected)
+
+
+def assert_close_choice(choice: Choice, expected: ReferenceAnswer, bound: float = 2e-3) -> None:
+    """Compare tokens, and their log-probabilities within a bound."""
+    assert list(choice.token_ids) == expected.tokens and choice.logprobs is not None
+    np.testing.assert_allclose([each.logprob for each in choice.logprobs], expected.logprobs, atol=bound)
+
+
+def test_queries_are_measured_behind_their_norm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Qwen3 norms queries before it rotates them; without that norm, other rows would stay."""
-    tokens, logprobs = greedy(POLICIES[TRIATTENTION], TOKENS[:100], 60, "qwen3")
+    expected = greedy(POLICIES[TRIATTENTION], TOKENS[:100], 60, "qwen3")
     path = tmp_path / "engine.llmc"
     model = tiny_checkpoint("qwen3", tmp_path / "model")
     options: dict[str, Any] = {"dtype": "float32", "block_size": 8, "max_model_len": 256, "target": "cpu"}
     llmc.build(model, path, kv_compression=TRIATTENTION, **options, **write_calibration(tmp_path))
     with llmc.load(path, threads=1) as engine:
-        (answer,) = engine.generate([TOKENS[:100]], max_tokens=60, logprobs=0, ignore_eos=True)
-        choice = answer.choices[0]
-    assert list(choice.token_ids) == tokens and choice.logprobs is not None
-    np.testing.assert_allclose([each.logprob for each in choice.logprobs], logprobs, atol=2e-3)
+        assert_answers(engine, expected, monkeypatch)
 
 
 def test_a_pinned_prompt_s_blocks_stay_shared(built: Callable[..., Path]) -> None:
@@ -126,26 +156,24 @@ def test_bits_are_the_same_in_any_company(text: str, built: Callable[..., Path])
             assert tier is None or tier.stats.loaded_blocks, "nothing came back"
 
 
-@each_policy
-@pytest.mark.parametrize(
-    "cache",
-    [{"kv_cache": "int8"}, {"kv_cache": "int4:head:rotated"}, {"kv_dtype": "bfloat16"}],
-    ids=lambda cache: next(iter(cache.values())),
-)
-def test_rows_are_scored_as_what_they_stand_for(text: str, cache: dict[str, str], built: Callable[..., Path]) -> None:
-    """Rotated heads too, which keys and queries must share. Tokens are the same however a prompt comes in chunks."""
-    path, found = built(kv_compression=text, target="cpu", **cache), list[object]()
-    _, expected = greedy(POLICIES[text], TOKENS[:100], 2)
-    # With kvzip the prompt's last tokens see fewer rows, and the tokens may differ.
-    bound = 0.6 if text == KVZIP else 0.2
+@pytest.mark.parametrize(("text", "cache"), quick_sample(FORMATS, QUICK_FORMATS))
+def test_rows_are_scored_as_what_they_stand_for(
+    text: str, cache: str, built: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The published algorithms choose the same rows of what the caches hold, and the answer is that of transformers'
+    model with codes, from which the same rows leave. Rotated heads too, which keys and queries must share."""
+    policy, name = POLICIES[text], "kv_dtype" if cache == "bfloat16" else "kv_cache"
+    path, found = built(kv_compression=text, target="cpu", **{name: cache}), list[object]()
     for chunk in (5, None):
         with llmc.load(path, threads=1, max_step_tokens=chunk) as engine:
+            seen = watch_cuts(engine, monkeypatch, is_spread="rotated" in cache)
             (answer,) = engine.generate([TOKENS[:100]], max_tokens=30, logprobs=0, ignore_eos=True)
-            choice = answer.choices[0]
-            assert engine.loop.groups[0].stats.dropped and choice.logprobs is not None
-            assert abs(choice.logprobs[1].logprob - expected[1]) < bound
-            found.append(choice.token_ids)
+        kept = [each.kept for each in seen if each.kept is not None]
+        found.append((kept, answer.choices[0].token_ids, repr(answer.choices[0].logprobs)))
     assert found[0] == found[1]
+    assert kept and kept == published_cuts(policy, 100, seen)
+    expected = greedy(policy, TOKENS[:100], 30, stored=stored_rows(cache), kept=kept)
+    assert_close_choice(answer.choices[0], expected, ROUNDED)
 
 
 @pytest.mark.parametrize(
@@ -212,7 +240,7 @@ def test_a_full_budget_changes_no_bit(text: str, full: str, built: Callable[...,
         ("snapkv:share=50,pool=4", "pool=4 is not an odd number"),
         ("snapkv:share=50,window=200", "window=200 is not a number of queries from 1 to 128"),
         ("snapkv:budget=50,window=16,every=16,sinks=2", "budget=50 is not a multiple of block_size=8"),
-        ("snapkv:share=50,window=32", "cannot run snapkv:share=50"),
+        ("snapkv:share=50,window=32", "pool=5: window=16, sinks=2 cannot change"),
         ("snapkv:share=50,window=16,every=16,sinks=2,block=16", "blocks have 8 rows"),
         ("h2o:budget=48,recent=16,every=16,sinks=2", "cannot run h2o:budget=48"),
     ],
@@ -302,9 +330,8 @@ def test_a_request_chooses_what_heads_together_keep(built: Callable[..., Path]) 
         for text in (TOGETHER, "triattention:budget=40,every=8,sinks=2,recent=8,pinned=0,heads=all"):
             policy = CachePolicy.from_text(text).fitted(8)
             assert isinstance(policy, TriAttention)
-            tokens, _ = greedy(policy, TOKENS[:100], 60)
             (answer,) = engine.generate([TOKENS[:100]], max_tokens=60, ignore_eos=True, kv_compression=text)
-            assert list(answer.choices[0].token_ids) == tokens
+            assert list(answer.choices[0].token_ids) == greedy(policy, TOKENS[:100], 60).tokens
         for other in ("", ",heads=kv_head"):
             text = f"triattention:budget=40,every=8,sinks=2,recent=8{other}"
             with pytest.raises(RequestError, match=r"the engine was built for .*heads=all, which cannot run triattent"):

@@ -51,7 +51,7 @@ def test_scores_start_at_zero(built: Callable[..., Path]) -> None:
     """The caches hold the scores of other requests, also of those under way."""
     with llmc.load(built(kv_compression=KVZIP, target="cpu"), threads=1, prefix_cache=False) as engine:
         alone = said(engine, TOKENS[:100])[0]
-        assert list(alone) == greedy(POLICY, TOKENS[:100], 20)[0]
+        assert list(alone) == greedy(POLICY, TOKENS[:100], 20).tokens
         for count in (1, 3):
             answers = engine.generate([TOKENS[:100], *[TOKENS[100:200]] * count], max_tokens=20, ignore_eos=True)
             assert answers[0].choices[0].token_ids == alone
@@ -79,7 +79,7 @@ def test_parts_begin_with_the_instruction(built: Callable[..., Path], monkeypatc
     monkeypatch.setattr(job_builder, "instruction_of", lambda policy, tokenizer: tuple(instruction))
     with llmc.load(built(kv_compression=KVZIP, target="cpu"), threads=1) as engine:
         tokens = said(engine, TOKENS[:120])[0]
-    assert list(tokens) == greedy(POLICY, TOKENS[:120], 20, instruction)[0]
+    assert list(tokens) == greedy(POLICY, TOKENS[:120], 20, instruction).tokens
 
 
 def test_the_tokenizer_says_the_instruction(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,7 +103,7 @@ def test_parts_fit_into_steps(model: Path, tmp_path: Path) -> None:
     limits: dict[str, Any] = {"max_batch_tokens": 32, "max_sequences": 2, "max_model_len": 200}
     llmc.build(model, tmp_path / "e.llmc", dtype="float32", block_size=8, kv_compression=KVZIP, target="cpu", **limits)
     with llmc.load(tmp_path / "e.llmc", threads=1) as engine:
-        assert list(said(engine, TOKENS[:100])[0]) == greedy(replace(POLICY, chunk=24), TOKENS[:100], 20)[0]
+        assert list(said(engine, TOKENS[:100])[0]) == greedy(replace(POLICY, chunk=24), TOKENS[:100], 20).tokens
 
 
 def test_prompts_without_room_to_read_them_again_are_refused(

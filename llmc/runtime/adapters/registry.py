@@ -1,13 +1,17 @@
 """The adapters that an engine knows, by name: for requests of any thread to choose from."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from os import PathLike
 from threading import Lock
 
 from llmc.adapters.adapter import read_adapter
 from llmc.errors import AdapterError, RequestError, did_you_mean
+from llmc.plural import counted
 from llmc.program import AdapterPools
 from llmc.runtime.adapters.placed_adapter import PlacedAdapter, place_adapter
+
+# The name of one adapter for all prompts of a call, or one for each; None uses the plain model.
+AdapterChoice = str | Sequence[str | None] | None
 
 
 class AdapterRegistry:
@@ -28,6 +32,12 @@ class AdapterRegistry:
 
     def get(self, name: str) -> PlacedAdapter:
         """The adapter of that name. Raises RequestError."""
+        if not isinstance(name, str):
+            raise RequestError(
+                f"{name!r:.100} ({type(name).__name__}) is not the name of an adapter",
+                at="adapter",
+                fix="give one name as a text. generate and chat also accept a list with a name or None for each prompt",
+            )
         placed = self._adapters.get(name)
         if placed is None:
             near = did_you_mean(name, self._adapters)
@@ -37,6 +47,18 @@ class AdapterRegistry:
                 fix=f"{near}loaded are: {', '.join(self._adapters) or 'none'}",
             )
         return placed
+
+    def of_each(self, count: int, names: AdapterChoice) -> list[PlacedAdapter | None]:
+        """The adapter of each of `count` prompts; None for the plain model. Raises RequestError."""
+        if names is None or isinstance(names, str) or not isinstance(names, Sequence):
+            return [None if names is None else self.get(names)] * count
+        if len(names) != count:
+            raise RequestError(
+                f"{counted(count, 'prompt')} came with {counted(len(names), 'adapter')}",
+                at="adapter",
+                fix="give one name for all prompts, or a list with a name or None for each",
+            )
+        return [None if name is None else self.get(name) for name in names]
 
     def load(
         self, name: str, directory: str | PathLike[str], taken: Collection[str] = (), *, in_place: bool = False

@@ -38,6 +38,10 @@ class RequestPolicies:
         except OptionError as error:
             raise RequestError(error.problem, at=error.at, fix=error.fix) from None
 
+    def check(self, asked: str) -> None:
+        """Raise OptionError for a policy that cannot be run."""
+        self._checked(asked)
+
     def in_use(self, asked: str | None) -> CachePolicy:
         """The same, with the one of the build in the place of None."""
         return self.of(asked) or self.built
@@ -57,18 +61,15 @@ class RequestPolicies:
 
     def _checked(self, text: str) -> CachePolicy:
         policy = fitted_compression(text, self._block_size)
-        if self._built is None:
+        problem, fix = policy.cut_problem(self._block_size), f"give multiples of {self._block_size}"
+        if problem is not None:
+            problem = f"{policy}: {problem}"
+        elif self._built is None:
+            fix = f"build with kv_compression={policy}"
             if policy.drops_rows:
-                raise OptionError(
-                    f"the engine was built without KV compression, and {policy} was requested",
-                    at=f"kv_compression={policy}",
-                    fix=f"build with kv_compression={policy}",
-                )
-            return policy
-        problem, fix = compression_problem(self._built, policy), f"build with kv_compression={policy}"
-        if problem is None:
-            problem, fix = policy.cut_problem(self._block_size), f"give multiples of {self._block_size}"
-            problem = problem and f"{policy}: {problem}"
+                problem = f"the engine was built without KV compression, and {policy} was requested"
+        else:
+            problem, fix = compression_problem(self._built, policy), f"build with kv_compression={policy}"
         if problem is not None:
             raise OptionError(problem, at=f"kv_compression={policy}", fix=fix)
         if self._exact_rows:
