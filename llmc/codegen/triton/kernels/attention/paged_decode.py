@@ -20,7 +20,7 @@ from llmc.codegen.triton.kernels.attention.attend_keys import (
 from llmc.codegen.triton.kernels.last_program import is_last
 from llmc.codegen.triton.machine_code.budget import READ_ONCE, Budget, Limit
 
-# Heads whose splits are read at the same time: one after the other, each would wait for the L2 cache.
+# Heads whose splits are read at the same time, so that they wait for the L2 cache together.
 _JOINED_TOGETHER = tl.constexpr(4)
 
 
@@ -169,7 +169,7 @@ def join_splits(
     VALUE_TILE: tl.constexpr,
     SPLITS: tl.constexpr,
 ) -> None:
-    """The result of one head from what the splits have left. used: the first of them, those with keys."""
+    """Join the partial results of one head. used: the number of splits with keys, which come first."""
     splits, value_dims = tl.arange(0, SPLITS), tl.arange(0, VALUE_TILE)
     has_keys = splits < used
     partial = ((request.to(tl.int64) * HEADS + head) * SPLITS + splits) * (VALUE_TILE + 4)

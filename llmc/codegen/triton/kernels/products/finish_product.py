@@ -1,4 +1,4 @@
-"""What follows a product that a library has computed: bias, what adapters add, activation or gate, scale and residual.
+"""Finish a product that a library has computed: bias, what adapters add, activation or gate, scale and residual.
 
 Memory-bound: moves T·(OUT or 2·OUT) elements of the product and T·OUT of y.
 """
