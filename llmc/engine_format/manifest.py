@@ -13,7 +13,7 @@ from llmc.program import Head, Limits
 from llmc.targets import Target
 
 FORMAT = "llmc-engine"
-FORMAT_VERSION = 9
+FORMAT_VERSION = 10
 MANIFEST_NAME = "manifest.json"
 _MOST_BYTES = 64 << 20
 

@@ -11,8 +11,8 @@ class Operand:
     """A pointer, in JSON `space:name+offset/stride`, such as `buffer:qkv+2048/3072`.
 
     space: buffer (of the arena), weight, input (of the step, or of CHOICE_INPUTS), cache (`3.k` is layer 3's keys),
-    state (`2` is the third), adapter (a pool), output (logits, CHOICE_OUTPUTS) or engine (its rank). offset: in
-    elements, omitted if 0. stride: elements from row to row; None (omitted) if there are no rows.
+    state (`2` is the third), adapter (a pool), output (logits, CHOICE_OUTPUTS) or engine (its rank, ARRIVALS).
+    offset: in elements, omitted if 0. stride: elements from row to row; None (omitted) if there are no rows.
     """
 
     space: str

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from llmc.program.arrival_counters import ARRIVALS
 from llmc.program.device_kernel import DeviceParameter
 from llmc.program.launch_arguments import Argument, Operand
 from llmc.program.program import ITEMSIZES, Program
@@ -52,7 +53,7 @@ def operand_dtypes(program: Program) -> OperandDtypes:
     dtypes = {("buffer", buffer.name): buffer.dtype for buffer in buffers}
     dtypes |= {("weight", slot.name): slot.dtype for slot in program.weights}
     dtypes |= {("cache", name): cache.dtype for name, cache in program.cache_names().items()}
-    dtypes |= {("engine", "ranks"): "I64"}
+    dtypes |= {("engine", "ranks"): "I64", (ARRIVALS.space, ARRIVALS.name): "I32"}
     if program.adapters is not None:
         dtypes |= {("adapter", name): dtype for name, dtype in program.adapters.dtypes().items()}
     dtypes |= {("input", name): "I32" for name in (ADAPTERS, ROW_ADAPTERS, STATE_SLOTS, COMPACTION)}

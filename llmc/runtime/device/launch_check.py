@@ -24,6 +24,7 @@ from llmc.program import (
     StepOutput,
     library_functions,
 )
+from llmc.program.arrival_counters import ARRIVALS, MOST_COUNTERS
 from llmc.program.launch_arguments import Argument, Count, Operand, Rows
 from llmc.program.launch_grid import evaluate_grid
 from llmc.program.launch_signature import POINTERS, dtype_of, operand_dtypes, parameter_of
@@ -81,6 +82,7 @@ class LaunchBounds:
         # A pointer into the middle of an input is not allowed, because its place depends on the step's shape.
         for name in (*input_names(len(program.policies)), *CHOICE_INPUTS, COMPACTION):
             self.extents["input", name] = 1, None
+        self.extents[ARRIVALS.space, ARRIVALS.name] = MOST_COUNTERS, None
         if program.ranks > 1:
             self.extents["engine", "ranks"] = 1 + program.ranks, None
         result, columns = largest_result(program)

@@ -35,7 +35,7 @@ class Pointer:
     """An address: `offset` bytes into the memory that (space, name) stands for; its elements' dtype.
 
     space: arena (of all buffers; name is empty), weight, cache (`3.k`), state (`2`), adapter (`lora_3_a`), input (a
-    field of Step or of CHOICE_INPUTS), output (logits, CHOICE_OUTPUTS) or engine (RANKS).
+    field of Step or of CHOICE_INPUTS), output (logits, CHOICE_OUTPUTS) or engine (RANKS, ARRIVALS).
     """
 
     space: str

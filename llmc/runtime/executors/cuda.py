@@ -18,6 +18,7 @@ from torch import Tensor
 from llmc.engine_format import EngineDirectory
 from llmc.errors import TargetError
 from llmc.program import CHOICE_OUTPUTS, Launch, StepOutput
+from llmc.program.arrival_counters import ARRIVALS, MOST_COUNTERS
 from llmc.program.step_result import largest_result, result_rows
 from llmc.runtime.adapters.placed_adapter import PlacedAdapter
 from llmc.runtime.device.adapter_tensors import adapter_tensors, with_adapters
@@ -75,6 +76,7 @@ class CudaExecutor(CudaCaches):
             self._spaces["weight", name] = whole, start
             self._addresses["weight", name] = whole.data_ptr() + start
         self._add((ARENA, ""), memory.arena, "the arena of activations")
+        self._add((ARRIVALS.space, ARRIVALS.name), MOST_COUNTERS * 4, "counters of arrived programs").zero_()
         result = self._add(("output", "logits"), memory.logits, "logits")
         self._logits = result.view(torch.float32).view(largest_result(self._program))
         self._group_blocks = self._program.group_blocks(memory.blocks)

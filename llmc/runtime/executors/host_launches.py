@@ -15,6 +15,7 @@ from torch import Tensor
 
 from llmc.graph.dtype_names import TORCH_DTYPES
 from llmc.program import CHOICE_OUTPUTS, COMPACTION, Program, StepOutput, library_functions
+from llmc.program.arrival_counters import ARRIVALS, MOST_COUNTERS
 from llmc.program.slot_views import move_slots, slot_views
 from llmc.program.step_result import largest_result, result_rows
 from llmc.runtime.adapters.placed_adapter import PlacedAdapter
@@ -51,6 +52,7 @@ class HostLaunches(ABC):
         self._memory: dict[tuple[str, str], Tensor] = {
             (ARENA, ""): torch.zeros(arena_bytes, dtype=torch.uint8),
             ("output", "logits"): self._logits,
+            (ARRIVALS.space, ARRIVALS.name): torch.zeros(MOST_COUNTERS, dtype=torch.int32),
         }
         for name, dtype in CHOICE_OUTPUTS.items():
             self._memory["output", name] = torch.zeros(limits.max_logit_rows, dtype=TORCH_DTYPES[dtype])

@@ -22,6 +22,7 @@ from llmc.codegen.triton.mask_rows import mask_rows
 from llmc.formats.code_format import CODE_FORMATS, CODE_PARTS
 from llmc.graph.op_record import RECORDS
 from llmc.program import Layout, Limits, code_rows_layout
+from llmc.program.arrival_counters import ARRIVALS, MOST_COUNTERS
 from llmc.program.launch_arguments import Argument, Count, Operand, Rows
 from llmc.program.launch_grid import evaluate_grid
 from llmc.runtime.executors.triton_interpreter import allow_computed_bounds
@@ -111,8 +112,9 @@ class TensorCall:
         self._ptx = device if isinstance(device, PtxDevice) else None
         self._device, self.memory, self.results = home_of(device), dict[tuple[str, str], Tensor](), dict[int, Tensor]()
         # Where kernels may write, and which bytes of a tensor have a value; all of others have.
-        self._writable: set[tuple[str, str]] = set()
+        self._writable: set[tuple[str, str]] = {(ARRIVALS.space, ARRIVALS.name)}
         self._written: dict[tuple[str, str], Tensor] = {}
+        self._put(ARRIVALS, torch.zeros(MOST_COUNTERS, dtype=torch.int32))
         self._expected = expected
         self._aliases = {index: name for name, index in template.in_place} if in_place else {}
         self.tokens = arguments[0].shape[0]
@@ -289,7 +291,8 @@ class TensorCall:
         device.differences.add(kernel.function, {key[1]: (self.memory[key], twin[key]) for key in stored})
 
     def check_written(self) -> None:
-        """On a PtxDevice, that each element of each result has been written."""
+        """That counters are zero again, and, on a PtxDevice, that each element of each result has been written."""
+        assert not self.memory[ARRIVALS.space, ARRIVALS.name].any()
         if self._ptx is None:
             return
         for index, result in self.results.items():

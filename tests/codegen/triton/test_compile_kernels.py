@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -111,11 +112,15 @@ def test_products(case: str, name: str, workers: Workers, tmp_path: Path) -> Non
             assert instruction in assembly, f"{kernel.function} {kernel.constants} has no {instruction}"
         if kernel.function == "persistent_kernel":
             assert "cp.async.bulk.tensor" in assembly
+        if int(kernel.constants.get("SPLITS") or 1) > 1 and isinstance(target.arch, int):
+            # The stores of all threads before the release, the loads of all behind the acquire.
+            in_order = r"st\.global.*bar\.sync.*atom\.global\.gpu\.acq_rel\.add.*bar\.sync.*ld\.global"
+            assert re.search(in_order, assembly, re.DOTALL), kernel.constants
     functions = {kernel.function for kernel in kernels}
-    expected = {"gemv_kernel", "narrow_kernel", "add_splits_kernel"}
+    expected = {"gemv_kernel", "narrow_kernel"}
     if case != "linear in fp32":
         expected |= {"tile_kernel", *(("persistent_kernel",) if target.has_tma and case != "linear, odd" else ())}
-    assert functions - {"norm_kernel"} == expected
+    assert functions - {"norm_kernel", "finish_product_kernel"} == expected
 
 
 def test_more_shared_memory_than_a_block_has_is_refused(workers: Workers, tmp_path: Path) -> None:

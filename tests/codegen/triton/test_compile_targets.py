@@ -76,7 +76,6 @@ def coded_decode_and_prefill(target: GpuTarget, directory: Path) -> list[DeviceK
         {
             kernel.function: kernel
             for kernel in reversed(node_kernels(paged_attention, coded_attention("int4:g32", 32, 8, 128), target))
-            if kernel.function != "combine_splits_kernel"
         }.values()
     )
 
@@ -84,8 +83,7 @@ def coded_decode_and_prefill(target: GpuTarget, directory: Path) -> list[DeviceK
 def newest_decode_and_prefill(target: GpuTarget, directory: Path) -> list[DeviceKernel]:
     """The same with newest rows in other caches, and with trees."""
     arguments = newest_apart(coded_attention("int4:g32", 32, 8, 128), 128)
-    kernels = node_kernels(paged_attention, arguments, target)
-    return [kernel for kernel in kernels if kernel.function != "combine_splits_kernel"]
+    return node_kernels(paged_attention, arguments, target)
 
 
 CASES: tuple[Callable[[GpuTarget, Path], list[DeviceKernel]], ...] = (

@@ -25,6 +25,7 @@ from llmc.codegen.triton.kernels.rows.rms_norm import add_rms_norm, rms_norm
 from llmc.codegen.triton.kernels.rows.rope import rope
 from llmc.codegen.triton.kernels.rows.rope_angles import rope_angles
 from llmc.codegen.triton.kernels.rows.select_rows import select_rows
+from llmc.program.arrival_counters import ARRIVALS
 from llmc.program.launch_arguments import Operand
 from llmc.targets import GPU_TARGETS, GpuTarget
 from tests.codegen.triton.offline_compile import meta
@@ -105,7 +106,7 @@ def test_a_gate_after_the_library_costs_a_launch_and_its_bytes() -> None:
     assert predicted_seconds(gated, H100, library, 64) > predicted_seconds(plain, H100, library, 64)
     launch = next(x for x in product_launches(gated, H100) if python_function(x.function).__name__ == "matmul")
     (finish,) = launch.then
-    assert finish.arguments["partial_ptr"] == launch.arguments["y_ptr"] != gated.arguments["y_ptr"]
+    assert finish.arguments["product_ptr"] == launch.arguments["y_ptr"] != gated.arguments["y_ptr"]
     assert launch.arguments["OUT"] == 28672 and finish.constants["OUT"] == 14336
 
 
@@ -129,10 +130,8 @@ def test_prediction_is_never_below_the_roofline(rows: int) -> None:
 
 def test_few_outputs_are_split_over_channels() -> None:
     launch = next(c for c in linear.candidates(_linear_call(1024, 8192), H100) if c.max_tokens == 16)
-    assert launch.constants["SPLITS"] == 8
-    (finish,) = launch.then
-    assert finish.constants["SPLITS"] == 8
-    assert finish.arguments["partial_ptr"] == launch.arguments["y_ptr"]
+    assert launch.constants["SPLITS"] == 8 and launch.then == ()
+    assert launch.arguments["arrivals_ptr"] == ARRIVALS
 
 
 HALF, INT = torch.float16, torch.int32

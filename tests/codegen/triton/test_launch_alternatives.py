@@ -37,7 +37,7 @@ def choices(program: Program, kernel: str) -> list[Alternative]:
     "kernel",
     [
         "matmul",
-        "add_splits_kernel",
+        "finish_product_kernel",
         pytest.param("narrow_kernel", marks=pytest.mark.slow),
         pytest.param("norm_kernel", marks=pytest.mark.slow),
     ],

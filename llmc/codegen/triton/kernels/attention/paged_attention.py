@@ -1,8 +1,8 @@
 """llmc::paged_attention: causal attention of a ragged batch over the paged cache, prefill chunks and decodes mixed.
 
-A step is four launches: requests with two tokens or more go to paged_prefill.py, those with a tree to a second launch
-of it, those with one token to paged_decode.py, which splits each over its keys, and combine_splits joins the splits.
-Each launch leaves the other kinds' requests alone, so that any mix is right. A step of T = R tokens is all decodes: the
+A step is three launches: requests with two tokens or more go to paged_prefill.py, those with a tree to a second launch
+of it, and those with one token to paged_decode.py, which splits each over its keys and joins the splits. Each launch
+leaves the other kinds' requests alone, so that any mix is right. A step of T = R tokens is all decodes: the
 first two grids are empty then.
 
 Memory-bound in decode: moves C·KV·(D + Dv) elements of the cache, C positions in all requests, and 2·SPLITS·heads·Dv
@@ -25,10 +25,11 @@ from llmc.codegen.triton.kernels.attention.attention_tiles import (
     tree_tile,
 )
 from llmc.codegen.triton.kernels.attention.kv_write import caches, pair_codes, refuse_formats
-from llmc.codegen.triton.kernels.attention.paged_decode import combine_splits_kernel, paged_decode_kernel
+from llmc.codegen.triton.kernels.attention.paged_decode import paged_decode_kernel
 from llmc.codegen.triton.kernels.attention.paged_prefill import paged_prefill_kernel
 from llmc.codegen.triton.kernels.refusals import refuse_dtypes, refuse_ranks
 from llmc.graph.refusal import Refusal
+from llmc.program.arrival_counters import ARRIVALS, MOST_COUNTERS
 from llmc.program.launch_arguments import Argument, Count
 from llmc.targets import GpuTarget
 
@@ -137,7 +138,7 @@ def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
     trees = () if arguments["tree_masks_ptr"] is None else (prefill(of_trees, True, ()),)
     needs = {"is_padded": (head_dim, value_dim) != (dim_tile, value_tile), "is_coded": is_coded, "is_apart": is_apart}
     tiles = (own,) if own else prefill_tiles(target, is_fp32, widest, **needs)
-    return tuple(prefill(tile, False, (*trees, *decode)) for tile in tiles)
+    return tuple(prefill(tile, False, (*trees, decode)) for tile in tiles)
 
 
 def _newest_caches(call: Call) -> dict[str, Argument]:
@@ -148,31 +149,23 @@ def _newest_caches(call: Call) -> dict[str, Argument]:
 
 def _decode(
     call: Call, target: GpuTarget, common: dict[str, Argument], constants: dict[str, Constant], tile: Tile
-) -> tuple[DeviceLaunch, ...]:
+) -> DeviceLaunch:
     heads, value_tile, group = call.shape("q")[0], constants["VALUE_TILE"], constants["GROUP"]
     assert isinstance(value_tile, int) and isinstance(group, int)
     min_split = 2 * tile.keys
     splits = decode_splits(target, heads // group, call.limits().max_model_len, min_split)
+    if call.limits().max_sequences * (heads // group) > MOST_COUNTERS:
+        splits = 1  # So many requests fill the GPU.
     columns = call.limits().max_sequences * heads * splits * (value_tile + 4)
     partials = call.workspace("partials", 1, columns, torch.float32).pointer
-    split = {"KEY_TILE": tile.keys, "SPLITS": splits, "MIN_SPLIT": min_split}
-    attend = DeviceLaunch(
+    return DeviceLaunch(
         paged_decode_kernel,
-        named_arguments(paged_decode_kernel, call, **common, partials_ptr=partials),
-        {**constants, **split, "ROW_TILE": tile.rows},
+        named_arguments(paged_decode_kernel, call, **common, partials_ptr=partials, arrivals_ptr=ARRIVALS),
+        {**constants, "KEY_TILE": tile.keys, "SPLITS": splits, "MIN_SPLIT": min_split, "ROW_TILE": tile.rows},
         (str(splits), str(heads // group), "R"),
         tile.num_warps,
         tile.num_stages,
     )
-    combine = DeviceLaunch(
-        combine_splits_kernel,
-        named_arguments(combine_splits_kernel, call, partials_ptr=partials),
-        {"HEADS": heads, **{n: constants[n] for n in ("VALUE_DIM", "WINDOW", "CHUNK", "VALUE_TILE")}, **split},
-        (str(heads), "R"),
-        num_warps=4 if value_tile <= _MAX_DIM else 8,
-        num_stages=1,
-    )
-    return attend, combine
 
 
 def decode_splits(target: GpuTarget, shares: int, max_model_len: int, min_split: int) -> int:

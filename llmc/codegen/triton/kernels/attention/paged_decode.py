@@ -1,4 +1,4 @@
-"""Paged attention of the requests that bring one token: split over the keys, then combined ("flash-decoding").
+"""Paged attention of the requests that bring one token: split over the keys, then joined by the split that ends last.
 
     y[r, h] = Σ_s exp(m[s] - m) Σ_{j in split s} exp(s[j] - m[s]) v[j] / Σ_s exp(m[s] - m) l[s],   m = max_s m[s]
 
@@ -17,7 +17,11 @@ from llmc.codegen.triton.kernels.attention.attend_keys import (
     read_queries,
     rows_ahead,
 )
+from llmc.codegen.triton.kernels.last_program import is_last
 from llmc.codegen.triton.machine_code.budget import READ_ONCE, Budget, Limit
+
+# Heads whose splits are read at the same time, so that they wait for the L2 cache together.
+_JOINED_TOGETHER = tl.constexpr(4)
 
 
 @triton.jit
@@ -33,8 +37,12 @@ def paged_decode_kernel(
     recent_tables_ptr: tl.tensor,
     recent_lens_ptr: tl.tensor,
     slopes_ptr: tl.tensor,
+    sinks_ptr: tl.tensor,
     partials_ptr: tl.tensor,
+    arrivals_ptr: tl.tensor,
+    y_ptr: tl.tensor,
     q_row_stride: int,
+    y_row_stride: int,
     max_blocks: int,
     scale: float,
     KV_HEADS: tl.constexpr,
@@ -64,8 +72,8 @@ def paged_decode_kernel(
 
     Grid: (SPLITS, KV_HEADS · SHARES, R): SHARES programs have the query heads that read one KV head. Keys and values
     are read once, by position, those before PINNED by the first split; a split without keys ends at once. The newest
-    RECENT keys are read from recent_k and recent_v, all others from k_cache and v_cache. Leaves (Σ exp·v, maximum,
-    Σ exp) in partials: [R, heads, SPLITS, VALUE_TILE + 4], fp32.
+    RECENT keys are read from recent_k and recent_v, all others from k_cache and v_cache. Each leaves (Σ exp·v, maximum,
+    Σ exp) in partials: [R, heads, SPLITS, VALUE_TILE + 4], fp32, and the last one of a request's share joins them.
     """
     split, share, request = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     kv_head = share // SHARES
@@ -133,38 +141,41 @@ def paged_decode_kernel(
     tl.store(partials_ptr + partial[:, None] + value_dims[None, :], weighted, mask=present[:, None])
     tl.store(partials_ptr + partial + VALUE_TILE, row_max, mask=present)
     tl.store(partials_ptr + partial + VALUE_TILE + 1, row_sum, mask=present)
+    used = tl.cdiv(context - first_key, split_keys)
+    if SPLITS == 1:
+        tl.debug_barrier()
+        is_end = True
+    else:
+        is_end = is_last(arrivals_ptr, request * (KV_HEADS * SHARES) + share, used)
+    if is_end:
+        y_row = y_ptr + row.to(tl.int64) * y_row_stride
+        for place in tl.range(GROUP, loop_unroll_factor=min(GROUP, _JOINED_TOGETHER)):
+            join_splits(
+                partials_ptr, sinks_ptr, y_row, request, share * GROUP + place, used,
+                KV_HEADS * SHARES * GROUP, VALUE_DIM, VALUE_TILE, SPLITS,
+            )  # fmt: skip
 
 
 @triton.jit
-def combine_splits_kernel(
+def join_splits(
     partials_ptr: tl.tensor,
-    query_starts_ptr: tl.tensor,
-    context_lens_ptr: tl.tensor,
     sinks_ptr: tl.tensor,
-    y_ptr: tl.tensor,
-    y_row_stride: int,
+    y_row: tl.tensor,
+    request: tl.tensor,
+    head: tl.tensor,
+    used: tl.tensor,
     HEADS: tl.constexpr,
     VALUE_DIM: tl.constexpr,
-    WINDOW: tl.constexpr,
-    CHUNK: tl.constexpr,
     VALUE_TILE: tl.constexpr,
-    KEY_TILE: tl.constexpr,
     SPLITS: tl.constexpr,
-    MIN_SPLIT: tl.constexpr,
 ) -> None:
-    """Program (h, r): head h of request r. Grid: (HEADS, R). Reads the partials of the splits that have keys."""
-    head, request = tl.program_id(0), tl.program_id(1)
-    row = tl.load(query_starts_ptr + request)
-    if tl.load(query_starts_ptr + request + 1) - row != 1:
-        return
-    context = tl.load(context_lens_ptr + request)
-    first_key, split_keys = split_of(context, WINDOW, CHUNK, SPLITS, MIN_SPLIT, KEY_TILE)
+    """Join the partial results of one head. used: the number of splits with keys, which come first."""
     splits, value_dims = tl.arange(0, SPLITS), tl.arange(0, VALUE_TILE)
-    used = first_key + splits * split_keys < context
+    has_keys = splits < used
     partial = ((request.to(tl.int64) * HEADS + head) * SPLITS + splits) * (VALUE_TILE + 4)
-    maxima = tl.load(partials_ptr + partial + VALUE_TILE, mask=used, other=LOWEST)
-    sums = tl.load(partials_ptr + partial + VALUE_TILE + 1, mask=used, other=0.0)
-    parts = tl.load(partials_ptr + partial[:, None] + value_dims[None, :], mask=used[:, None], other=0.0)
+    maxima = tl.load(partials_ptr + partial + VALUE_TILE, mask=has_keys, other=LOWEST)
+    sums = tl.load(partials_ptr + partial + VALUE_TILE + 1, mask=has_keys, other=0.0)
+    parts = tl.load(partials_ptr + partial[:, None] + value_dims[None, :], mask=has_keys[:, None], other=0.0)
     largest = tl.max(maxima, 0)
     if sinks_ptr is not None:
         sink = tl.load(sinks_ptr + head) * LOG2E
@@ -174,8 +185,8 @@ def combine_splits_kernel(
     if sinks_ptr is not None:
         total += tl.exp2(sink - largest)
     y = sum_of_products(parts, shares[:, None], 0) / total
-    y_ptrs = y_ptr + row.to(tl.int64) * y_row_stride + head * VALUE_DIM + value_dims
-    tl.store(y_ptrs, y.to(y_ptr.dtype.element_ty), mask=value_dims < VALUE_DIM)
+    y_ptrs = y_row + head * VALUE_DIM + value_dims
+    tl.store(y_ptrs, y.to(y_row.dtype.element_ty), mask=value_dims < VALUE_DIM)
 
 
 @triton.jit
@@ -201,4 +212,3 @@ paged_decode_budget = Budget(
     ),
     streams=("k_cache_ptr", "v_cache_ptr"),
 )
-combine_splits_budget = Budget("combine_splits_kernel")

@@ -15,7 +15,7 @@ from llmc.codegen.triton.kernels.products.dense_tile import tile_of
 from llmc.codegen.triton.kernels.products.format_facts import by_group, halves, in_pairs
 from llmc.codegen.triton.kernels.products.group_scales import scale_and_minimum, second_group
 from llmc.codegen.triton.kernels.products.operand_tiles import multiply, read_tile
-from llmc.codegen.triton.kernels.products.product_store import store_product
+from llmc.codegen.triton.kernels.products.product_store import store_product, store_split_product
 from llmc.codegen.triton.kernels.products.sparse_tile import first_elements, sparse_tile
 from llmc.codegen.triton.kernels.products.weight_codes import (
     code_values,
@@ -54,6 +54,8 @@ def code_tile_kernel(
     residual_row_stride: int,
     y_ptr: tl.tensor,
     y_row_stride: int,
+    partials_ptr: tl.tensor,
+    arrivals_ptr: tl.tensor,
     tokens: int,
     scale: float,
     IN: tl.constexpr,
@@ -76,7 +78,6 @@ def code_tile_kernel(
     """Program (n, s): the n-th tile [OUT_BLOCK, TOKEN_BLOCK] over the s-th part of IN, BYTE_BLOCK of W's bytes a turn.
 
     OPERANDS: int8, fp8, or the float type that the matrix units multiply. GROUP: of token tiles, as in dense_tile.py.
-    With SPLITS > 1, y is the fp32 workspace [T, SPLITS, OUT or 2·OUT], and bias and residual are absent.
     """
     token_tile, out_tile = tile_of(tl.program_id(0), tl.cdiv(tokens, TOKEN_BLOCK), tl.cdiv(OUT, OUT_BLOCK), GROUP)
     first_token, first_out = token_tile.to(tl.int64) * TOKEN_BLOCK, out_tile.to(tl.int64) * OUT_BLOCK
@@ -143,13 +144,12 @@ def code_tile_kernel(
             y_ptr, y_row_stride, scale, OUT, GATED, ACTIVATION,
         )  # fmt: skip
     else:
-        WIDTH: tl.constexpr = 2 * OUT if GATED else OUT
-        inside = (first_token + token < tokens)[None, :] & (first_out + out < OUT)[:, None]
-        y_ptr += first_token * y_row_stride + split * WIDTH + first_out
-        partial = y_ptr + (token[None, :] * y_row_stride + out[:, None])
-        tl.store(partial, product, mask=inside)
-        if GATED:
-            tl.store(partial + OUT, up, mask=inside)
+        store_split_product(
+            product, up, split, tl.program_id(0), partials_ptr, arrivals_ptr,
+            first_token, first_out, token[None, :], out[:, None], tokens,
+            bias_ptr, delta_ptr, delta_row_stride, adapters_ptr, residual_ptr, residual_row_stride,
+            y_ptr, y_row_stride, scale, OUT, GATED, ACTIVATION, SPLITS,
+        )  # fmt: skip
 
 
 @triton.jit

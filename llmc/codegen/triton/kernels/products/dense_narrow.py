@@ -2,9 +2,8 @@
 
 Bound by reading W once: moves IN·OUT elements of W, T·(IN + OUT) of x and y, and 2·SPLITS·T·OUT fp32 partial sums. W is
 the left operand, whose tile is never narrower than 64, so that few tokens waste nothing. Where OUT alone gives too few
-programs to keep the memory busy, SPLITS of them share an output tile: each leaves its partial sums in a workspace, and
-a second launch adds them up in order, so that the result is the same in every run. x may be normed on the way in, and
-W stored without its zeros, which its tiles get back (sparse_tile.py).
+programs to keep the memory busy, SPLITS of them share an output tile (product_store.py). x may be normed on the way in,
+and W stored without its zeros, which its tiles get back (sparse_tile.py).
 """
 
 import triton
@@ -12,7 +11,7 @@ import triton.language as tl
 
 from llmc.codegen.triton.kernels.agreed_sums import sum_of_products
 from llmc.codegen.triton.kernels.products.operand_tiles import multiply, read_tile
-from llmc.codegen.triton.kernels.products.product_store import store_product
+from llmc.codegen.triton.kernels.products.product_store import store_product, store_split_product
 from llmc.codegen.triton.kernels.products.sparse_tile import first_elements, sparse_tile
 from llmc.codegen.triton.machine_code.budget import EDGE_FREE, STREAMING, Budget
 
@@ -32,6 +31,8 @@ def narrow_kernel(
     residual_row_stride: int,
     y_ptr: tl.tensor,
     y_row_stride: int,
+    partials_ptr: tl.tensor,
+    arrivals_ptr: tl.tensor,
     tokens: int,
     scale: float,
     norm_ptr: tl.tensor,
@@ -48,7 +49,7 @@ def narrow_kernel(
 ) -> None:
     """Program (j, i, s): the j-th OUT_BLOCK outputs of the i-th TOKEN_BLOCK tokens over the s-th part of IN.
 
-    With SPLITS > 1, y is the fp32 workspace [T, SPLITS, OUT or 2·OUT], and bias, residual and norm are absent.
+    With SPLITS > 1, there is no norm.
     """
     first_out, first_token = tl.program_id(0).to(tl.int64) * OUT_BLOCK, tl.program_id(1).to(tl.int64) * TOKEN_BLOCK
     out, token = tl.arange(0, OUT_BLOCK), tl.arange(0, TOKEN_BLOCK)
@@ -64,13 +65,12 @@ def narrow_kernel(
             y_ptr, y_row_stride, scale, OUT, GATED, ACTIVATION,
         )  # fmt: skip
     else:
-        WIDTH: tl.constexpr = 2 * OUT if GATED else OUT
-        inside = (first_token + token < tokens)[None, :] & (first_out + out < OUT)[:, None]
-        y_ptr += first_token * y_row_stride + split * WIDTH + first_out
-        partial = y_ptr + (token[None, :] * y_row_stride + out[:, None])
-        tl.store(partial, product, mask=inside)
-        if GATED:
-            tl.store(partial + OUT, up, mask=inside)
+        store_split_product(
+            product, up, split, tl.program_id(1) * tl.num_programs(0) + tl.program_id(0), partials_ptr, arrivals_ptr,
+            first_token, first_out, token[None, :], out[:, None], tokens,
+            bias_ptr, delta_ptr, delta_row_stride, adapters_ptr, residual_ptr, residual_row_stride,
+            y_ptr, y_row_stride, scale, OUT, GATED, ACTIVATION, SPLITS,
+        )  # fmt: skip
 
 
 @triton.jit
@@ -144,44 +144,4 @@ def narrow_sums(
     return product, up
 
 
-@triton.jit
-def add_splits_kernel(
-    partial_ptr: tl.tensor,
-    partial_row_stride: int,
-    bias_ptr: tl.tensor,
-    delta_ptr: tl.tensor,
-    delta_row_stride: int,
-    adapters_ptr: tl.tensor,
-    residual_ptr: tl.tensor,
-    residual_row_stride: int,
-    y_ptr: tl.tensor,
-    y_row_stride: int,
-    tokens: int,
-    scale: float,
-    OUT: tl.constexpr,
-    GATED: tl.constexpr,
-    ACTIVATION: tl.constexpr,
-    OUT_BLOCK: tl.constexpr,
-    SPLITS: tl.constexpr,
-) -> None:
-    """Program (t, j): add up the splits of token t's j-th OUT_BLOCK outputs, and finish them."""
-    WIDTH: tl.constexpr = 2 * OUT if GATED else OUT
-    first_token, first_out = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64) * OUT_BLOCK
-    out, token = tl.arange(0, OUT_BLOCK)[None, :], tl.arange(0, 1)[:, None]
-    partial = partial_ptr + first_token * partial_row_stride + first_out + out
-    inside = first_out + out < OUT
-    product = tl.zeros([1, OUT_BLOCK], dtype=tl.float32)
-    up = tl.zeros([1, OUT_BLOCK], dtype=tl.float32)
-    for split in tl.static_range(SPLITS):
-        product += tl.load(partial + split * WIDTH, mask=inside, other=0.0).to(tl.float32)
-        if GATED:
-            up += tl.load(partial + split * WIDTH + OUT, mask=inside, other=0.0).to(tl.float32)
-    store_product(
-        product, up, first_token, first_out, token, out, tokens,
-        bias_ptr, delta_ptr, delta_row_stride, adapters_ptr, residual_ptr, residual_row_stride,
-        y_ptr, y_row_stride, scale, OUT, GATED, ACTIVATION,
-    )  # fmt: skip
-
-
 narrow_budget = Budget("narrow_kernel", (*STREAMING, *EDGE_FREE), streams=("weight_ptr",))
-add_splits_budget = Budget("add_splits_kernel")

@@ -22,6 +22,8 @@ _PROGRAMS_AT_ONCE = 8
 # The L2 cache's bandwidth over the memory's.
 _L2_SPEED = 2.0
 _RESERVED_SHARED_BYTES = 2048
+# A barrier, an atomic, and the sums of other programs from the L2 cache; assumed, not measured.
+_JOINING_SECONDS = 1e-6
 # Share of the memory bandwidth that is reached when a weight is expanded, and the share of the memory that the largest
 # weight may take then. Weights share their workspace.
 _EXPANDING_SHARE, _MOST_EXPANDED = 0.8, 1 / 64
@@ -86,9 +88,9 @@ def predicted_seconds(product: Product, target: GpuTarget, tiling: Tiling, token
         return expanding + target.launch + after
     out_tiles = triton.cdiv(product.outputs, tiling.out_block)
     programs = out_tiles * triton.cdiv(tokens, tiling.token_block) * tiling.splits
-    moved, launches = float(product.bytes_moved(tokens)), 1
+    moved, launches, joining = float(product.bytes_moved(tokens)), 1, 0.0
     if tiling.splits > 1:
-        moved, launches = moved + 2 * 4 * tiling.splits * tokens * product.weight_rows, launches + 1
+        moved, joining = moved + 2 * 4 * tiling.splits * tokens * product.weight_rows, _JOINING_SECONDS
     if needs_finish(product, tiling):
         moved, launches = moved + 2 * product.itemsize * tokens * product.weight_rows, launches + 1
     if product.norm is not None and not tiling.normed:
@@ -116,7 +118,7 @@ def predicted_seconds(product: Product, target: GpuTarget, tiling: Tiling, token
         arithmetic += issue_seconds(elements * tiles * INSTRUCTIONS, target) / busy
     share = _BANDWIDTH_SHARE[tiling.way] * (_NORMING[tiling.way] if tiling.normed else 1.0)
     memory = moved / (target.bandwidth * busy * share)
-    return float(max(memory, arithmetic) + (launches - 1) * target.launch)
+    return float(max(memory, arithmetic) + joining + (launches - 1) * target.launch)
 
 
 def needs_finish(product: Product, tiling: Tiling) -> bool:

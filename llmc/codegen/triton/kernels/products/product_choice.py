@@ -12,7 +12,7 @@ from llmc.codegen.triton.kernels.products.coded_narrow import code_narrow_kernel
 from llmc.codegen.triton.kernels.products.coded_tile import code_tile_kernel
 from llmc.codegen.triton.kernels.products.coded_ways import NARROW_CHANNELS, code_operands
 from llmc.codegen.triton.kernels.products.dense_gemv import gemv_kernel
-from llmc.codegen.triton.kernels.products.dense_narrow import add_splits_kernel, narrow_kernel
+from llmc.codegen.triton.kernels.products.dense_narrow import narrow_kernel
 from llmc.codegen.triton.kernels.products.dense_persistent import persistent_kernel
 from llmc.codegen.triton.kernels.products.dense_tile import tile_kernel
 from llmc.codegen.triton.kernels.products.dense_ways import (
@@ -20,11 +20,13 @@ from llmc.codegen.triton.kernels.products.dense_ways import (
     predicted_seconds,
     tilings,
 )
-from llmc.codegen.triton.kernels.products.product import WITHOUT_DELTA, WITHOUT_MASKS, Codes, Product, most_rows
+from llmc.codegen.triton.kernels.products.finish_product import finish_product_kernel
+from llmc.codegen.triton.kernels.products.product import WITHOUT_MASKS, Codes, Product, most_rows
 from llmc.codegen.triton.kernels.products.product_way import MOST_SPLIT_ROWS, Tiling, Way
 from llmc.codegen.triton.kernels.products.quantize_tokens import padded_for_tiles
 from llmc.codegen.triton.kernels.products.sparse_ways import SPARSE_WAYS
 from llmc.program import library_products
+from llmc.program.arrival_counters import ARRIVALS, MOST_COUNTERS
 from llmc.program.launch_arguments import Argument, Operand
 from llmc.targets import GpuTarget
 
@@ -33,7 +35,7 @@ _BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, None)
 _GROUP = 8
 # Codes that a thread or a few of them read together in a product of few tokens.
 _CHUNK_BYTES = 64
-# Outputs of a program that finishes a product, and what follows a sum of parts.
+# Outputs of a program that finishes a product, and what it reads in addition to that.
 _FINISH_BLOCK = 1024
 _FINISHING = (
     *("bias_ptr", "delta_ptr", "delta_row_stride", "adapters_ptr", "residual_ptr", "residual_row_stride"),
@@ -83,8 +85,14 @@ def _ranges(product: Product, target: GpuTarget) -> list[_Range]:
 
 
 def _ordered(product: Product, target: GpuTarget, tokens: int) -> tuple[Tiling, ...]:
-    fitting = tilings(product, target, tokens)
+    fitting = [t for t in tilings(product, target, tokens) if t.splits == 1 or _tiles(product, t) <= MOST_COUNTERS]
     return tuple(sorted(fitting, key=lambda t: predicted_seconds(product, target, t, tokens)))
+
+
+def _tiles(product: Product, tiling: Tiling) -> int:
+    """Tiles of the largest step whose sums are split."""
+    rows = min(MOST_SPLIT_ROWS, most_rows(product.call, product.count))
+    return int(triton.cdiv(product.outputs, tiling.out_block) * triton.cdiv(rows, tiling.token_block))
 
 
 def _serving(product: Product, target: GpuTarget, tiling: Tiling, span: _Range) -> DeviceLaunch:
@@ -124,8 +132,7 @@ def _launch(product: Product, target: GpuTarget, tiling: Tiling) -> DeviceLaunch
     if tiling.way is Way.DENSE_NARROW:
         constants |= {"SPLITS": tiling.splits, "NORMED": tiling.normed}
         by_split = (str(out_tiles), token_tiles, str(tiling.splits))
-        whole = _with(narrow_kernel, product, constants, by_split, tiling)
-        return whole if tiling.splits == 1 else _split(product, whole, tiling.splits)
+        return _split(product, _with(narrow_kernel, product, constants, by_split, tiling), tiling.splits)
     constants["GROUP"] = _GROUP
     if tiling.way is Way.DENSE_TILE:
         return _with(tile_kernel, product, constants, (f"{token_tiles} * {out_tiles}",), tiling)
@@ -169,7 +176,7 @@ def _code_launch(product: Product, codes: Codes, target: GpuTarget, tiling: Tili
     }
     tiles = f"cdiv({product.count}, {tiling.token_block}) * {out_tiles}"
     whole = _with(code_tile_kernel, product, constants, (tiles, str(tiling.splits)), tiling)
-    return whole if tiling.splits == 1 else _split(product, whole, tiling.splits)
+    return _split(product, whole, tiling.splits)
 
 
 def _with(
@@ -191,17 +198,15 @@ def _x(product: Product, tiling: Tiling) -> dict[str, Argument]:
 
 
 def _split(product: Product, whole: DeviceLaunch, splits: int) -> DeviceLaunch:
-    """The launch with its sums going to a workspace, and the one that adds them up."""
-    columns = splits * product.weight_rows
+    """The launch with memory for sums of parts of the channels, if there are several, and for counting programs."""
+    if splits == 1:
+        return replace(whole, arguments={**whole.arguments, "partials_ptr": None, "arrivals_ptr": None})
     # A fixed size: only this many rows are ever split, while a step may have many more.
     most = min(MOST_SPLIT_ROWS, most_rows(product.call, product.count))
-    workspace = product.call.workspace(f"partial_sums_{splits}", 1, most * columns, torch.float32)
-    pointer = workspace.pointer
-    into: dict[str, Argument] = {"y_ptr": pointer, "y_row_stride": columns, "bias_ptr": None, **WITHOUT_DELTA}
-    into |= rows("residual", None)
-    finish = _finish(product, {"partial_ptr": pointer, "partial_row_stride": columns}, splits)
-    constants = {**whole.constants, "ACTIVATION": "identity"}
-    return replace(whole, arguments={**whole.arguments, **into}, constants=constants, then=(finish,))
+    columns = most * splits * product.weight_rows
+    workspace = product.call.workspace(f"partial_sums_{splits}", 1, columns, torch.float32)
+    shared: dict[str, Argument] = {"partials_ptr": workspace.pointer, "arrivals_ptr": ARRIVALS}
+    return replace(whole, arguments={**whole.arguments, **shared})
 
 
 def _library(product: Product, tiling: Tiling) -> DeviceLaunch:
@@ -210,20 +215,19 @@ def _library(product: Product, tiling: Tiling) -> DeviceLaunch:
     then: tuple[DeviceLaunch, ...] = ()
     if needs_finish(product, tiling):
         y = rows("y", product.call.workspace("product", product.count, product.weight_rows, product.call.dtype("x")))
-        partial = {"partial_ptr": y["y_ptr"], "partial_row_stride": y["y_row_stride"]}
-        then = (_finish(product, partial, 1),)
+        then = (_finish(product, {"product_ptr": y["y_ptr"], "product_row_stride": y["y_row_stride"]}),)
     arguments = {**_x(product, tiling), "weight_ptr": product.arguments["weight_ptr"], **y}
     arguments |= {"tokens": product.count, "IN": product.channels, "OUT": product.weight_rows}
     return DeviceLaunch(_LIBRARY_MATMUL, arguments, {}, ("1",), then=then)
 
 
-def _finish(product: Product, partial: dict[str, Argument], splits: int) -> DeviceLaunch:
-    """The launch that adds up parts and does what follows a product."""
+def _finish(product: Product, computed: dict[str, Argument]) -> DeviceLaunch:
+    """The launch that does what follows a library's product."""
     block = min(_FINISH_BLOCK, triton.next_power_of_2(product.outputs))
     constants = {name: product.constants[name] for name in ("OUT", "GATED", "ACTIVATION")}
     return DeviceLaunch(
-        add_splits_kernel,
-        {**partial, **{name: product.arguments[name] for name in _FINISHING}},
-        {**constants, "OUT_BLOCK": block, "SPLITS": splits},
+        finish_product_kernel,
+        {**computed, **{name: product.arguments[name] for name in _FINISHING}},
+        {**constants, "OUT_BLOCK": block},
         (str(product.count), str(triton.cdiv(product.outputs, block))),
     )
