@@ -105,7 +105,7 @@ class LlamaCpp:
         """is_shared: all sequences have one cache of `length` rows."""
         parameters = llama_cpp.llama_context_default_params()
         parameters.n_ctx = length
-        parameters.n_batch = max(length // sequences, sequences)
+        parameters.n_batch = _PIECE if is_shared else max(length // sequences, sequences)
         parameters.n_ubatch = 512
         parameters.n_seq_max = sequences
         parameters.kv_unified = is_shared
