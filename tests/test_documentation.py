@@ -33,7 +33,7 @@ SERVED_PAGES = ("serving.md",)
 # Options of benchmarks/, which the pages name as they do those of llmc.
 BENCHMARK_OPTIONS = {
     *("--gguf-type", "--from-gguf", "--llama-cpp-python", "--schemes", "--promised", "--rows"),
-    *("--medusa-tokens", "--sentence-transformers-python", "--windows"),
+    *("--medusa-tokens", "--sentence-transformers-python", "--windows", "--decode-only"),
 }
 # Its blocks are given a model, in tests/test_custom_passes_page.py.
 TESTED_ELSEWHERE = ("custom-passes.md",)
