@@ -22,7 +22,6 @@ import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import date
-from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -131,7 +130,7 @@ def recall(
     text = policy.format(budget=rows, step=round(1 / budget), ahead=rows - 2 * _BLOCK)
     if policy in CHOICES:
         recalled = recalled_by(policy, model, task, rows)
-        return Recall(text, budget, cache, tuple(map(partial(_share, task), recalled, task.answers)), task.name)
+        return Recall(text, budget, cache, tuple(map(task.share, recalled, task.answers)), task.name)
     options = {"dtype": "float32", "kv_cache": cache, "max_model_len": task.longest + _ROOM, "max_sequences": 16}
     options |= {} if policy == NONE else {"kv_compression": text, "calibration": calibration}
     with tempfile.TemporaryDirectory(prefix="llmc-bench-") as folder:
@@ -145,7 +144,7 @@ def recall(
                 most = max(map(len, answers))
                 greedy = llmc.SamplingParams(max_tokens=most, temperature=0.0, ignore_eos=True)
                 said = engine.generate([list(prompt) for prompt in prompts], greedy)
-                by_depth.append(_share(task, [answer.choices[0].token_ids for answer in said], answers))
+                by_depth.append(task.share([answer.choices[0].token_ids for answer in said], answers))
             if policy != NONE and not any(group.stats.dropped for group in engine.loop.groups):
                 raise OptionError(
                     f"{text} drops nothing of prompts of {length} tokens",
@@ -215,13 +214,6 @@ def plot(found: Sequence[Recall], file: Path) -> None:
         figure.colorbar(image, label="tokens recalled")
     figure.legend(*panels[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=5)
     figure.savefig(file, dpi=110)
-
-
-def _share(task: Task, said: Sequence[Sequence[int]], wanted: Sequence[Sequence[int]]) -> float:
-    """Of tokens that are as wanted, without those that the task does not count."""
-    rows = zip(said, wanted, strict=True)
-    pairs = [pair for row, expected in rows for pair in list(zip(row, expected, strict=False))[task.uncounted :]]
-    return sum(one == other for one, other in pairs) / len(pairs)
 
 
 def _measured(given: argparse.Namespace) -> list[Recall]:

@@ -10,7 +10,10 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from operator import and_
 from pathlib import Path
 
 import torch
@@ -36,6 +39,7 @@ class Task:
         answers: [depths][prompts][tokens].
         asked: number of tokens at the end of each prompt that ask.
         uncounted: number of first tokens of each answer that recall leaves out.
+        is_chain: whether each token of an answer asks for the next one. Tokens after a wrong one then do not count.
     """
 
     name: str
@@ -43,12 +47,21 @@ class Task:
     answers: tuple[tuple[tuple[int, ...], ...], ...]
     asked: int
     uncounted: int = 0
+    is_chain: bool = False
 
     @property
     def longest(self) -> int:
         """Tokens of the longest prompt with its answer."""
         pairs = zip(self.prompts, self.answers, strict=True)
         return max(len(p) + len(a) for ps, answers in pairs for p, a in zip(ps, answers, strict=True))
+
+    def share(self, said: Sequence[Sequence[int]], wanted: Sequence[Sequence[int]]) -> float:
+        """The share of tokens that are as wanted, among those that count. said, wanted: [prompts][tokens]."""
+        right = list[bool]()
+        for row, expected in zip(said, wanted, strict=True):
+            of_row = [one == other for one, other in zip(row, expected, strict=False)]
+            right += (list(accumulate(of_row, and_)) if self.is_chain else of_row)[self.uncounted :]
+        return sum(right) / len(right)
 
 
 def copies(length: int, depths: int, prompts: int, vocabulary: int = VOCABULARY) -> Task:
@@ -95,7 +108,7 @@ def _pieces(name: str, length: int, depths: int, prompts: int, vocabulary: int, 
             answers.append(tuple(said[_REPEATED:]))
         asked.append(tuple(rows))
         wanted.append(tuple(answers))
-    return Task(name, tuple(asked), tuple(wanted), _REPEATED, uncounted=1)
+    return Task(name, tuple(asked), tuple(wanted), _REPEATED, uncounted=1, is_chain=True)
 
 
 def haystack(file: Path, vocabulary: int = VOCABULARY) -> Path:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -65,6 +65,14 @@ def test_what_is_asked_for_has_occurred_once_or_twice() -> None:
                 assert len(prompt) == 192 and len(places) == times
     with pytest.raises(OptionError, match="503 different ones, and the model knows 253"):
         copies(512, 3, 4, 256)
+
+
+def test_tokens_after_a_wrong_one_do_not_count_where_each_asks_for_the_next() -> None:
+    """An engine goes on from what it said, and choices with masks from what is right: both count alike."""
+    chain = copies(192, 1, 2, VOCABULARY)
+    said, wanted = [[1, 2, 3, 4], [9, 2, 3, 4]], [(1, 2, 0, 4), (1, 2, 3, 4)]
+    assert chain.share(said, wanted) == 1 / 6
+    assert replace(chain, is_chain=False, uncounted=0).share(said, wanted) == 6 / 8
 
 
 @pytest.mark.parametrize("choice", CHOICES)
