@@ -72,7 +72,7 @@ class Recall:
         budget: Share of the prompt's rows that stay, 1.0 without compression.
         cache: Format of keys and values.
         by_depth: From the haystack's beginning to its end.
-        task: What was asked.
+        task: Name of the task.
     """
 
     policy: str
@@ -183,7 +183,7 @@ def depths(found: Sequence[Recall]) -> Iterator[str]:
 
 
 def plot(found: Sequence[Recall], file: Path) -> None:
-    """For each task, recall by budget, and a heat map by depth at half of the rows.
+    """Draw recall by budget, and a heat map by depth at half of the rows, for each task.
 
     Raises:
         OptionError: If matplotlib is missing.

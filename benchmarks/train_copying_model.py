@@ -38,7 +38,7 @@ _STAGES = ((950, (32,)), (100, (64,)), (150, (128, 256, 512)), (500, (256, 512, 
 _BATCH_TOKENS, _RATE = 2048, 3e-3
 # Shares of the steps in which the learning rate rises, and in which it falls.
 _RISING, _FALLING = 0.05, 0.25
-# The weight of tokens that nobody can know. Without it, the model predicts some of them with much confidence.
+# The weight of tokens that do not follow from those before. With no weight, the model predicts them with confidence.
 _UNKNOWN = 0.1
 # In texts of up to this length, the first layer learns to know the previous token.
 _GUIDED = 64
@@ -70,7 +70,7 @@ def main() -> None:
     torch.manual_seed(given.seed)
     model, lengths = untrained(), list(stages(given.share))
     tokens = train(model, lengths, random.Random(given.seed))
-    # What is saved is measured: the weights in bf16.
+    # The shares are those of the saved weights, which are in bf16.
     model.bfloat16()
     unseen = random.Random(given.seed + 1)
     shares = [copied(model, length, 32 * 1024 // length, unseen) for length in (512, 1024)]
@@ -171,7 +171,7 @@ def text(length: int, chance: random.Random) -> tuple[list[int], list[bool]]:
         string, times = [next(drawn) for _ in range(chance.randint(_SHORTEST, longest))], chance.choice((2, 2, 3))
         pieces += [string] * times
         room -= len(string) * times
-    # Tokens that occur once stand between the strings, each of them a piece.
+    # Tokens between the strings occur once. Each of them is a piece.
     pieces += [[next(drawn)] for _ in range(length - 1 - sum(map(len, pieces)))]
     chance.shuffle(pieces)
     tokens, known, seen = [BEGINNING], [False], set[int]()

@@ -1,4 +1,4 @@
-"""The models that copy do so, and recall tells policies that keep what is asked for from those that do not."""
+"""The models that copy do so, and recall tells policies that keep an answer from those that drop it."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_the_trained_model_copies_without_compression(recalled: Callable[[str, s
 
 @pytest.mark.parametrize(("task", "policy"), [("copies", SNAPKV), ("copies", LRU), ("repeats", H2O)])
 def test_attention_keeps_what_is_asked_for(task: str, policy: str, recalled: Callable[[str, str], Recall]) -> None:
-    """By 20 points and more over random and over recent rows."""
+    """The policies recall at least 20 points more than random and recent rows."""
     for other in (RANDOM, STREAMING):
         assert recalled(task, policy).mean >= recalled(task, other).mean + 0.2
 
@@ -68,7 +68,7 @@ def test_what_is_asked_for_has_occurred_once_or_twice() -> None:
 
 
 def test_tokens_after_a_wrong_one_do_not_count_where_each_asks_for_the_next() -> None:
-    """An engine goes on from what it said, and choices with masks from what is right: both count alike."""
+    """An engine continues with its own token, and a choice with masks with the right one. Both must count alike."""
     chain = copies(192, 1, 2, VOCABULARY)
     said, wanted = [[1, 2, 3, 4], [9, 2, 3, 4]], [(1, 2, 0, 4), (1, 2, 3, 4)]
     assert chain.share(said, wanted) == 1 / 6
