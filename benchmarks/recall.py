@@ -156,8 +156,13 @@ def recall(
 
 def recorded(files: Sequence[Path]) -> list[Recall]:
     """The figures of runs that wrote them with --json."""
-    rows = (row for file in files for row in json.loads(file.read_text())["rows"])
-    return [Recall(**{**row, "by_depth": tuple(row["by_depth"])}) for row in rows]
+    found = list[Recall]()
+    for file in files:
+        record = json.loads(file.read_text())
+        # Older records name no task. Each kind of model had one then.
+        task = "needles" if record.get("model") in MODELS else "copies"
+        found += [Recall(**{"task": task, **row, "by_depth": tuple(row["by_depth"])}) for row in record["rows"]]
+    return found
 
 
 def table(found: Sequence[Recall]) -> Iterator[str]:

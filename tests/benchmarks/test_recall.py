@@ -94,6 +94,12 @@ def test_records_are_what_was_measured(tmp_path: Path) -> None:
     assert recorded([file, file]) == [figures, figures]
 
 
+def test_records_without_a_task_are_of_their_model_s() -> None:
+    results = Path(__file__).parents[2] / "benchmarks" / "results" / "cpu-zen4-2-cores"
+    for name, task in (("computed", "copies"), ("smollm2", "needles")):
+        assert {each.task for each in recorded([results / f"kv-recall-{name}.json"])} == {task}
+
+
 def test_a_policy_that_drops_nothing_says_nothing(tmp_path: Path) -> None:
     """triattention keeps prompts unless they are counted; a perfect recall would prove nothing."""
     task, text = copies(192, 2, 2, VOCABULARY), haystack(tmp_path / "text.json", VOCABULARY)
