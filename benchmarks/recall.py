@@ -1,13 +1,15 @@
 """What KV compression forgets: recall by policy, budget, cache format and depth.
 
     python -m benchmarks.recall --json copies.json
+    python -m benchmarks.recall --task repeats --caches auto --json repeats.json
     python -m benchmarks.recall --model smollm2 --length 1024 --caches auto int8 --json needles.json
     python -m benchmarks.recall --policies none "snapkv:budget={budget},window=16,pool=7" --length 1024
     python -m benchmarks.recall --records copies.json other.json --plot docs/images/kv-recall.png
 
-`copying` is a model whose weights are computed (copying_model.py): it copies random tokens. `smollm2` is SmolLM2 135M,
-which finds a number in prose. Depth says where in the haystack the answer is. Each policy is built into an engine for
-this CPU. `random`, the baseline, and choices that llmc does not have run in transformers with masks (recall_masks.py).
+Two models copy random tokens: `copying` is the shipped one, which is trained (train_copying_model.py), and `computed`
+has computed weights (copying_model.py). `smollm2` is SmolLM2 135M, which finds a number in prose. Depth says where in
+the haystack the answer is. Each policy is built into an engine for this CPU. `random`, the baseline, and choices that
+llmc does not have run in transformers with masks (recall_masks.py).
 """
 
 from __future__ import annotations
@@ -30,12 +32,14 @@ from benchmarks.llama_1b import machine
 from benchmarks.quality import build
 from benchmarks.real_model_files import MODELS, fetched, numbers_of
 from benchmarks.recall_masks import CHOICES, recalled_by
-from benchmarks.recall_tasks import Task, copies, haystack, needles
+from benchmarks.recall_tasks import Task, copies, haystack, needles, repeats
 from llmc.errors import BuildWarning, OptionError
 from llmc.runtime.threads import available_cores
 
-_DATA = Path(__file__).parent.parent / "examples" / "data"
-TEXT, CALIBRATION = _DATA / "heldout.txt", _DATA / "calibration.txt"
+_EXAMPLES = Path(__file__).parent.parent / "examples"
+TEXT, CALIBRATION = _EXAMPLES / "data" / "heldout.txt", _EXAMPLES / "data" / "calibration.txt"
+COPYING = _EXAMPLES / "models" / "copying"
+TASKS = {"copies": copies, "repeats": repeats}
 NONE = "none"
 # A policy with the budget's number of rows, for `stride` the distance of the rows that stay, and for `kvzip` the number
 # of rows without the last two blocks of the prompt, which stay.
@@ -68,12 +72,14 @@ class Recall:
         budget: Share of the prompt's rows that stay, 1.0 without compression.
         cache: Format of keys and values.
         by_depth: From the haystack's beginning to its end.
+        task: Name of the task.
     """
 
     policy: str
     budget: float
     cache: str
     by_depth: tuple[float, ...]
+    task: str = "copies"
 
     @property
     def name(self) -> str:
@@ -91,7 +97,9 @@ def main() -> None:
     """Measure, and print the tables as they stand in docs/kv-compression.md."""
     given = parse_arguments()
     found = recorded(given.records) if given.records else _measured(given)
-    print("\n".join((*table(found), "", *depths(found))))
+    for task in dict.fromkeys(each.task for each in found):
+        of_task = [each for each in found if each.task == task]
+        print("\n".join((f"{task}:", "", *table(of_task), "", *depths(of_task), "")))
     if given.json is not None:
         about = {"machine": machine(given.threads), "date": date.today().isoformat()}
         about |= {"model": given.model, "length": given.length, "prompts": given.prompts}
@@ -122,7 +130,7 @@ def recall(
     text = policy.format(budget=rows, step=round(1 / budget), ahead=rows - 2 * _BLOCK)
     if policy in CHOICES:
         recalled = recalled_by(policy, model, task, rows)
-        return Recall(text, budget, cache, tuple(map(_share, recalled, task.answers)))
+        return Recall(text, budget, cache, tuple(map(task.share, recalled, task.answers)), task.name)
     options = {"dtype": "float32", "kv_cache": cache, "max_model_len": task.longest + _ROOM, "max_sequences": 16}
     options |= {} if policy == NONE else {"kv_compression": text, "calibration": calibration}
     with tempfile.TemporaryDirectory(prefix="llmc-bench-") as folder:
@@ -136,20 +144,25 @@ def recall(
                 most = max(map(len, answers))
                 greedy = llmc.SamplingParams(max_tokens=most, temperature=0.0, ignore_eos=True)
                 said = engine.generate([list(prompt) for prompt in prompts], greedy)
-                by_depth.append(_share([answer.choices[0].token_ids for answer in said], answers))
+                by_depth.append(task.share([answer.choices[0].token_ids for answer in said], answers))
             if policy != NONE and not any(group.stats.dropped for group in engine.loop.groups):
                 raise OptionError(
                     f"{text} drops nothing of prompts of {length} tokens",
                     at="--length",
                     fix=f"choose a multiple of {_BLOCK}: rows are dropped where a block ends",
                 )
-    return Recall(text, budget, cache, tuple(by_depth))
+    return Recall(text, budget, cache, tuple(by_depth), task.name)
 
 
 def recorded(files: Sequence[Path]) -> list[Recall]:
     """The figures of runs that wrote them with --json."""
-    rows = (row for file in files for row in json.loads(file.read_text())["rows"])
-    return [Recall(row["policy"], row["budget"], row["cache"], tuple(row["by_depth"])) for row in rows]
+    found = list[Recall]()
+    for file in files:
+        record = json.loads(file.read_text())
+        # Older records name no task. Each kind of model had one then.
+        task = "needles" if record.get("model") in MODELS else "copies"
+        found += [Recall(**{"task": task, **row, "by_depth": tuple(row["by_depth"])}) for row in record["rows"]]
+    return found
 
 
 def table(found: Sequence[Recall]) -> Iterator[str]:
@@ -175,37 +188,37 @@ def depths(found: Sequence[Recall]) -> Iterator[str]:
 
 
 def plot(found: Sequence[Recall], file: Path) -> None:
-    """Recall by budget, and a heat map by depth at half of the rows. Raises OptionError without matplotlib."""
+    """Draw recall by budget, and a heat map by depth at half of the rows, for each task.
+
+    Raises:
+        OptionError: If matplotlib is missing.
+    """
     from llmc.bench.plot import require_plot_extra
 
     require_plot_extra()
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(11, 5), layout="constrained")
-    left, right = figure.subplots(1, 2)
     plain = [each for each in found if each.cache == "auto" and each.policy != NONE]
-    half = sorted((each for each in plain if each.budget == 0.5), key=lambda each: -each.mean)
-    for place, name in enumerate(dict.fromkeys(each.name for each in (*half, *plain))):
-        points = sorted((each.budget, each.mean) for each in plain if each.name == name)
-        # More names than colours that the eye tells apart: each colour comes with two kinds of lines.
-        left.plot(
-            *zip(*points, strict=True), f"C{place // 2}", ls=("-", ":")[place % 2], marker="ov"[place % 2], label=name
-        )
-    left.set(xlabel="share of the rows that stay", ylabel="tokens recalled", ylim=(-0.02, 1.02))
-    figure.legend(loc="outside lower center", ncols=5)
-    image = right.imshow([each.by_depth for each in half], aspect="auto", vmin=0, vmax=1, extent=(0, 1, 0, 1))
-    places = [1 - (row + 0.5) / len(half) for row in range(len(half))]
-    right.set_yticks(places, [each.name for each in half])
-    right.set(xlabel="depth of the answer, 50% of the rows stay")
-    figure.colorbar(image, label="tokens recalled")
+    tasks = list(dict.fromkeys(each.task for each in plain))
+    figure = Figure(figsize=(11, 0.6 + 4.4 * len(tasks)), layout="constrained")
+    panels = figure.subplots(len(tasks), 2, squeeze=False)
+    # A policy has one colour and line in all panels. The eye tells fewer colours apart: each comes with two lines.
+    names = list(dict.fromkeys(each.name for each in sorted(plain, key=lambda each: -each.mean)))
+    for task, (left, right) in zip(tasks, panels, strict=True):
+        of_task = [each for each in plain if each.task == task]
+        for place, name in enumerate(names):
+            points = sorted((each.budget, each.mean) for each in of_task if each.name == name)
+            line, marker = ("-", ":")[place % 2], "ov"[place % 2]
+            left.plot(*zip(*points, strict=True), f"C{place // 2}", ls=line, marker=marker, label=name)
+        left.set(title=task, xlabel="share of the rows that stay", ylabel="tokens recalled", ylim=(-0.02, 1.02))
+        half = sorted((each for each in of_task if each.budget == 0.5), key=lambda each: -each.mean)
+        image = right.imshow([each.by_depth for each in half], aspect="auto", vmin=0, vmax=1, extent=(0, 1, 0, 1))
+        places = [1 - (row + 0.5) / len(half) for row in range(len(half))]
+        right.set_yticks(places, [each.name for each in half])
+        right.set(title=task, xlabel="depth of the answer, 50% of the rows stay")
+        figure.colorbar(image, label="tokens recalled")
+    figure.legend(*panels[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=5)
     figure.savefig(file, dpi=110)
-
-
-def _share(said: Sequence[Sequence[int]], wanted: Sequence[Sequence[int]]) -> float:
-    """Of tokens that are as wanted."""
-    rows = zip(said, wanted, strict=True)
-    pairs = [pair for row, expected in rows for pair in zip(row, expected, strict=False)]
-    return sum(one == other for one, other in pairs) / len(pairs)
 
 
 def _measured(given: argparse.Namespace) -> list[Recall]:
@@ -220,10 +233,13 @@ def _measured(given: argparse.Namespace) -> list[Recall]:
 
 
 def _model_and_task(given: argparse.Namespace, folder: Path) -> tuple[Path, Task, Path]:
-    if given.model == "copying":
-        model = folder / "copying"
-        save_copying_model(model)
-        return model, copies(given.length, given.depths, given.prompts), haystack(folder / "haystack.json")
+    if given.model in ("copying", "computed"):
+        model = COPYING if given.model == "copying" else folder / "computed"
+        if given.model == "computed":
+            save_copying_model(model)
+        vocabulary: int = json.loads((model / "config.json").read_text())["vocab_size"]
+        task = TASKS[given.task](given.length, given.depths, given.prompts, vocabulary)
+        return model, task, haystack(folder / "haystack.json", vocabulary)
     given.cache.mkdir(parents=True, exist_ok=True)
     model = numbers_of(fetched(MODELS[given.model], given.cache), given.cache)
     return model, needles(given.length, given.depths, given.prompts, model / "tokenizer.json", TEXT), CALIBRATION
@@ -241,7 +257,8 @@ def _cases(given: argparse.Namespace) -> Iterator[tuple[str, float, str]]:
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", choices=["copying", "smollm2"], default="copying")
+    parser.add_argument("--model", choices=["copying", "computed", "smollm2"], default="copying")
+    parser.add_argument("--task", choices=TASKS, default="copies", help="of the models that copy")
     parser.add_argument("--policies", nargs="+", default=POLICIES)
     parser.add_argument("--budgets", type=float, nargs="+", default=BUDGETS)
     parser.add_argument("--caches", nargs="+", default=("auto", "int8", "int4"))

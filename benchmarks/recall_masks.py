@@ -4,6 +4,7 @@ A prompt is read whole; the tokens after it see what a choice shows them. Nothin
 would recall, and not what it would cost.
 
     random            random rows, the same in all layers
+    random by head    random rows, others in each layer and KV head
     quest             each query reads the blocks that may hold the largest logits, by the minima and maxima of their
                       keys (Tang et al. 2024): recall if blocks that leave the pool came back when they are asked for
     kvzip by head     the published choice of kvzip: the rows with the largest scores of all layers and heads, so that
@@ -24,8 +25,8 @@ from torch import Tensor
 from benchmarks.recall_tasks import Task
 from llmc.runtime.requests.second_reading import INSTRUCTION
 
-RANDOM, QUEST, KVZIP_BY_HEAD = "random", "quest", "kvzip by head"
-CHOICES = (RANDOM, QUEST, KVZIP_BY_HEAD)
+RANDOM, RANDOM_BY_HEAD, QUEST, KVZIP_BY_HEAD = "random", "random by head", "quest", "kvzip by head"
+CHOICES = (RANDOM, RANDOM_BY_HEAD, QUEST, KVZIP_BY_HEAD)
 _BLOCK, _SINKS = 16, 4
 _NAME = "llmc_recall_masks"
 
@@ -50,7 +51,7 @@ def recalled_by(choice: str, path: Path, task: Task, rows: int) -> list[list[lis
 
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
     chance = torch.Generator().manual_seed(1)
-    instruction = _instruction(path)
+    instruction, layers = _instruction(path), range(model.config.num_hidden_layers)
 
     def said(prompt: Sequence[int], answer: Sequence[int]) -> list[int]:
         match choice:
@@ -58,8 +59,11 @@ def recalled_by(choice: str, path: Path, task: Task, rows: int) -> list[list[lis
                 mask = _quest(len(prompt), rows)
             case "kvzip by head":
                 mask = _kept(_kvzip(model, prompt, rows, instruction), len(prompt))
+            case "random by head":
+                heads = model.config.num_key_value_heads
+                mask = _kept([_random(len(prompt), task.asked, rows, chance, heads) for _ in layers], len(prompt))
             case _:
-                mask = _kept(_random(model, len(prompt), task.asked, rows, chance), len(prompt))
+                mask = _kept([_random(len(prompt), task.asked, rows, chance)] * len(layers), len(prompt))
         # The answer's tokens follow the prompt, except the last: what the model says after each is compared.
         logits = _logits(model, [*prompt, *answer[:-1]], mask)
         return logits[len(prompt) - 1 :].argmax(-1).tolist()
@@ -77,12 +81,13 @@ def _instruction(path: Path) -> list[int]:
     return ids
 
 
-def _random(model: Any, length: int, asked: int, rows: int, chance: torch.Generator) -> list[Tensor]:
-    """The rows that ask, and random ones before."""
-    kept = torch.zeros(length, dtype=torch.bool)
-    kept[torch.randperm(length - asked, generator=chance)[: max(0, rows - asked)]] = True
-    kept[length - asked :] = True
-    return [kept[None]] * model.config.num_hidden_layers
+def _random(length: int, asked: int, rows: int, chance: torch.Generator, heads: int = 1) -> Tensor:
+    """The rows that ask, and random ones before, other ones for each head: [heads, length]."""
+    kept = torch.zeros(heads, length, dtype=torch.bool)
+    for of_head in kept:
+        of_head[torch.randperm(length - asked, generator=chance)[: max(0, rows - asked)]] = True
+    kept[:, length - asked :] = True
+    return kept
 
 
 def _quest(length: int, rows: int) -> Mask:
