@@ -141,19 +141,21 @@ def recorded(files: Sequence[Path]) -> list[Figures]:
 
 
 def table(found: Sequence[Figures]) -> Iterator[str]:
-    """One line for each policy and cache format, as Markdown."""
-    budgets = sorted({each.budget for each in found}, reverse=True)
+    """One line for each policy and cache format, as Markdown. Without compression it is the same for all budgets."""
+    budgets = sorted({each.budget for each in found if each.name != NONE}, reverse=True) or [1.0]
     heads = (f"{budget:.0%} of the rows: perplexity | KL | same first choice" for budget in budgets)
     yield f"| policy | cache | {' | '.join(heads)} |"
     yield f"|---|---|{'--:|' * 3 * len(budgets)}"
     for name, cache in dict.fromkeys((each.name, each.cache) for each in found):
-        of_name = {each.budget: each.cells() for each in found if (each.name, each.cache) == (name, cache)}
-        yield f"| `{name}` | {cache} | {' | '.join(of_name.get(budget, ' | | ') for budget in budgets)} |"
+        cells = {each.budget: each.cells() for each in found if (each.name, each.cache) == (name, cache)}
+        shown = (cells.get(1.0 if name == NONE else budget, " | | ") for budget in budgets)
+        yield f"| `{name}` | {cache} | {' | '.join(shown)} |"
 
 
 def measured(bench: Bench, policy: str, budgets: Sequence[float], cache: str, expected: list[Logits]) -> list[Figures]:
     """The figures of one policy by budget, with the logits of the engine that keeps and rounds nothing beside them."""
     length = len(bench.texts[0].prompt)
+    by_budget = iter([expected]) if (policy, cache) == (NONE, EXACT) else bench.logits(policy, budgets, cache)
     return [
         Figures(
             **asdict(prediction(bench.texts, found, expected)),
@@ -161,7 +163,7 @@ def measured(bench: Bench, policy: str, budgets: Sequence[float], cache: str, ex
             budget=budget,
             cache=cache,
         )
-        for budget, found in zip(budgets, bench.logits(policy, budgets, cache), strict=True)
+        for budget, found in zip(budgets, by_budget, strict=True)
     ]
 
 

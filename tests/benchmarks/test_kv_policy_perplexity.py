@@ -79,6 +79,6 @@ def test_the_table_has_a_line_for_each_policy_and_cache() -> None:
     ]
     assert [Figures(**asdict(row)) for row in rows] == rows
     assert list(table(rows))[2:] == [
-        "| `none` | auto | 20.00 | 0.0000 | 100% |  | |  |  | |  |",
-        "| `h2o` | auto |  | |  | 22.50 | 0.2500 | 88% | 25.00 | 0.5000 | 50% |",
+        "| `none` | auto | 20.00 | 0.0000 | 100% | 20.00 | 0.0000 | 100% |",
+        "| `h2o` | auto | 22.50 | 0.2500 | 88% | 25.00 | 0.5000 | 50% |",
     ]
