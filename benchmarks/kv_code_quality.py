@@ -28,6 +28,7 @@ from benchmarks.kv_code_roundings import CANDIDATES, Candidate, exact
 from benchmarks.llama_1b import machine
 from benchmarks.real_model_files import MODELS, fetched, numbers_of
 from benchmarks.real_model_quality import PLAIN, Record, Row
+from benchmarks.special_prefix import special_prefix
 from benchmarks.table_record import record_table
 from llmc.debug.compare import windows
 
@@ -231,17 +232,10 @@ def _prepared(
         tokenizer((DATA / name).read_text(), add_special_tokens=False).input_ids
         for name in ("calibration.txt", "heldout.txt")
     )
-    prefix = special_prefix(tokenizer)
+    prefix = special_prefix(tokenizer.backend_tokenizer)
     if any(each.centered for each in candidates):
         simulation.calibrate(windows(calibration, given.length, _CALIBRATION_WINDOWS, prefix))
     return simulation, list(windows(text, given.length, given.windows, prefix))
-
-
-def special_prefix(tokenizer: Any) -> list[int]:
-    """Ids of the special tokens that a tokenizer of transformers puts before a text, without those behind it."""
-    encoded = tokenizer("a", return_special_tokens_mask=True)
-    prefix: list[int] = encoded.input_ids[: encoded.special_tokens_mask.index(0)]
-    return prefix
 
 
 if __name__ == "__main__":

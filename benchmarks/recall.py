@@ -7,9 +7,9 @@
     python -m benchmarks.recall --records copies.json other.json --plot docs/images/kv-recall.png
 
 Two models copy random tokens: `copying` is the shipped one, which is trained (train_copying_model.py), and `computed`
-has computed weights (copying_model.py). `smollm2` is SmolLM2 135M, which finds a number in prose. Depth says where in
-the haystack the answer is. Each policy is built into an engine for this CPU. `random`, the baseline, and choices that
-llmc does not have run in transformers with masks (recall_masks.py).
+has computed weights (copying_model.py). `smollm2` is SmolLM2 135M and `gemma3` is Gemma 3 270M, which find a number in
+prose. Depth says where in the haystack the answer is. Each policy is built into an engine for this CPU. `random`, the
+baseline, and choices that llmc does not have run in transformers with masks (recall_masks.py).
 """
 
 from __future__ import annotations
@@ -126,8 +126,7 @@ def recall(
         OptionError: If the policy drops no row of these prompts, whose recall would then say nothing.
     """
     length = min(len(prompt) for prompts in task.prompts for prompt in prompts)
-    rows = max(_BLOCK, round(budget * length / _BLOCK) * _BLOCK)
-    text = policy.format(budget=rows, step=round(1 / budget), ahead=rows - 2 * _BLOCK)
+    rows, text = rows_of(budget, length), with_budget(policy, budget, length)
     if policy in CHOICES:
         recalled = recalled_by(policy, model, task, rows)
         return Recall(text, budget, cache, tuple(map(task.share, recalled, task.answers)), task.name)
@@ -152,6 +151,17 @@ def recall(
                     fix=f"choose a multiple of {_BLOCK}: rows are dropped where a block ends",
                 )
     return Recall(text, budget, cache, tuple(by_depth), task.name)
+
+
+def rows_of(budget: float, length: int) -> int:
+    """A share of the rows of a prompt with `length` tokens, in whole blocks."""
+    return max(_BLOCK, round(budget * length / _BLOCK) * _BLOCK)
+
+
+def with_budget(policy: str, budget: float, length: int) -> str:
+    """A policy's text with numbers for `{budget}`, `{step}` and `{ahead}`, for prompts of `length` tokens."""
+    rows = rows_of(budget, length)
+    return policy.format(budget=rows, step=round(1 / budget), ahead=rows - 2 * _BLOCK)
 
 
 def recorded(files: Sequence[Path]) -> list[Recall]:
@@ -222,12 +232,16 @@ def plot(found: Sequence[Recall], file: Path) -> None:
 
 
 def _measured(given: argparse.Namespace) -> list[Recall]:
-    """All cases, each printed as it ends."""
+    """All cases, each printed as it ends, or why there is no figure: some policies do not run on every model."""
     console, found = Console(stderr=True), list[Recall]()
     with tempfile.TemporaryDirectory(prefix="llmc-bench-") as folder:
         model, task, text = _model_and_task(given, Path(folder))
         for policy, budget, cache in _cases(given):
-            found.append(recall(model, task, policy, budget, cache, given.threads, text))
+            try:
+                found.append(recall(model, task, policy, budget, cache, given.threads, text))
+            except OptionError as error:
+                console.print(f"{policy} at {budget:.1%}, {cache}: {error.problem}", markup=False, soft_wrap=True)
+                continue
             console.print(f"{policy} at {budget:.1%}, {cache}: {found[-1].mean:.1%}", markup=False, highlight=False)
     return found
 
@@ -257,7 +271,7 @@ def _cases(given: argparse.Namespace) -> Iterator[tuple[str, float, str]]:
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", choices=["copying", "computed", "smollm2"], default="copying")
+    parser.add_argument("--model", choices=["copying", "computed", "smollm2", "gemma3"], default="copying")
     parser.add_argument("--task", choices=TASKS, default="copies", help="of the models that copy")
     parser.add_argument("--policies", nargs="+", default=POLICIES)
     parser.add_argument("--budgets", type=float, nargs="+", default=BUDGETS)

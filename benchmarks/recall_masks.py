@@ -1,7 +1,7 @@
 """What other choices of rows would recall: policies that llmc does not have, in transformers, with masks.
 
-A prompt is read whole; the tokens after it see what a choice shows them. Nothing is freed, so this says what a choice
-would recall, and not what it would cost.
+A prompt is read whole; the tokens after it see what a choice shows them. Layers with a window see all of it. Nothing is
+freed, so this says what a choice would recall, and not what it would cost.
 
     random            random rows, the same in all layers
     random by head    random rows, others in each layer and KV head
@@ -13,7 +13,7 @@ would recall, and not what it would cost.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,6 @@ _NAME = "llmc_recall_masks"
 Mask = Callable[[int, Tensor, Tensor], Tensor | None]
 
 
-@torch.inference_mode()
 def recalled_by(choice: str, path: Path, task: Task, rows: int) -> list[list[list[int]]]:
     """The tokens that follow each prompt, if tokens after it see about `rows` rows of each layer and head.
 
@@ -47,13 +46,40 @@ def recalled_by(choice: str, path: Path, task: Task, rows: int) -> list[list[lis
     Returns:
         [depths][prompts][tokens], each the most probable one after those that are right.
     """
+    depths = [list(zip(*pair, strict=True)) for pair in zip(task.prompts, task.answers, strict=True)]
+    found = logits_by(choice, path, (pair for pairs in depths for pair in pairs), rows, recent=task.asked)
+    return [[next(found).argmax(-1).tolist() for _ in pairs] for pairs in depths]
+
+
+@torch.inference_mode()
+def logits_by(
+    choice: str,
+    path: Path,
+    pairs: Iterable[tuple[Sequence[int], Sequence[int]]],
+    rows: int,
+    *,
+    recent: int,
+    sinks: int = 0,
+) -> Iterator[Tensor]:
+    """The logits of the tokens that follow each prompt, if these tokens see about `rows` rows of each layer and head.
+
+    Args:
+        choice: one of CHOICES.
+        path: Hugging Face directory.
+        pairs: prompts, and the tokens that follow them.
+        rows: rows of a prompt that stay.
+        recent: number of last rows of a prompt that `random` keeps.
+        sinks: number of first rows that `random` keeps.
+
+    Yields:
+        [tokens that follow, vocabulary], before each of these tokens.
+    """
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
     chance = torch.Generator().manual_seed(1)
     instruction, layers = _instruction(path), range(model.config.num_hidden_layers)
-
-    def said(prompt: Sequence[int], answer: Sequence[int]) -> list[int]:
+    for prompt, following in pairs:
         match choice:
             case "quest":
                 mask = _quest(len(prompt), rows)
@@ -61,15 +87,12 @@ def recalled_by(choice: str, path: Path, task: Task, rows: int) -> list[list[lis
                 mask = _kept(_kvzip(model, prompt, rows, instruction), len(prompt))
             case "random by head":
                 heads = model.config.num_key_value_heads
-                mask = _kept([_random(len(prompt), task.asked, rows, chance, heads) for _ in layers], len(prompt))
+                drawn = {layer: _random(len(prompt), sinks, recent, rows, chance, heads) for layer in layers}
+                mask = _kept(drawn, len(prompt))
             case _:
-                mask = _kept([_random(len(prompt), task.asked, rows, chance)] * len(layers), len(prompt))
-        # The answer's tokens follow the prompt, except the last: what the model says after each is compared.
-        logits = _logits(model, [*prompt, *answer[:-1]], mask)
-        return logits[len(prompt) - 1 :].argmax(-1).tolist()
-
-    pairs = zip(task.prompts, task.answers, strict=True)
-    return [[said(*pair) for pair in zip(prompts, answers, strict=True)] for prompts, answers in pairs]
+                mask = _kept(dict.fromkeys(layers, _random(len(prompt), sinks, recent, rows, chance)), len(prompt))
+        # The last token is only predicted.
+        yield _logits(model, [*prompt, *following[:-1]], mask)[len(prompt) - 1 :]
 
 
 def _instruction(path: Path) -> list[int]:
@@ -81,12 +104,12 @@ def _instruction(path: Path) -> list[int]:
     return ids
 
 
-def _random(length: int, asked: int, rows: int, chance: torch.Generator, heads: int = 1) -> Tensor:
-    """The rows that ask, and random ones before, other ones for each head: [heads, length]."""
-    kept = torch.zeros(heads, length, dtype=torch.bool)
+def _random(length: int, sinks: int, recent: int, rows: int, chance: torch.Generator, heads: int = 1) -> Tensor:
+    """The first and last rows, and random ones between, other ones for each head: [heads, length]."""
+    kept = torch.ones(heads, length, dtype=torch.bool)
     for of_head in kept:
-        of_head[torch.randperm(length - asked, generator=chance)[: max(0, rows - asked)]] = True
-    kept[:, length - asked :] = True
+        between = of_head[sinks : max(sinks, length - recent)]
+        between[torch.randperm(len(between), generator=chance)[max(0, rows - sinks - recent) :]] = False
     return kept
 
 
@@ -112,7 +135,7 @@ def _quest(length: int, rows: int) -> Mask:
     return seen
 
 
-def _kvzip(model: Any, prompt: Sequence[int], rows: int, instruction: Sequence[int]) -> list[Tensor]:
+def _kvzip(model: Any, prompt: Sequence[int], rows: int, instruction: Sequence[int]) -> Mapping[int, Tensor]:
     """The rows with the largest attention of a second reading among all layers and heads, and the last two blocks."""
     end = ((len(prompt) - 1) // _BLOCK - 1) * _BLOCK
     peaks = dict[int, Tensor]()
@@ -126,16 +149,16 @@ def _kvzip(model: Any, prompt: Sequence[int], rows: int, instruction: Sequence[i
         peaks[layer] = logits.masked_fill(hidden, float("-inf")).softmax(-1)[..., :end].amax((1, 2))
 
     _logits(model, again, note)
-    scores = torch.stack([peaks[layer] for layer in sorted(peaks)])
+    scores = torch.stack(list(peaks.values()))
     scores[..., :_SINKS] = float("inf")
     budget = scores.shape[0] * scores.shape[1] * (rows - (len(prompt) - end))
     best = scores.flatten().topk(budget).indices
     kept = torch.zeros(scores.numel(), dtype=torch.bool).scatter_(0, best, True).view_as(scores)
     tail = torch.ones(*scores.shape[:2], len(prompt) - end, dtype=torch.bool)
-    return list(torch.cat((kept, tail), -1))
+    return dict(zip(peaks, torch.cat((kept, tail), -1), strict=True))
 
 
-def _kept(by_layer: Sequence[Tensor], length: int) -> Mask:
+def _kept(by_layer: Mapping[int, Tensor], length: int) -> Mask:
     """Rows [kv heads or 1, length] of each layer for the tokens after the prompt."""
 
     def seen(layer: int, query: Tensor, key: Tensor) -> Tensor:
@@ -155,16 +178,25 @@ def _logits(model: Any, tokens: Sequence[int], mask: Mask) -> Tensor:
 
 @contextmanager
 def _masked(model: Any, mask: Mask) -> Iterator[None]:
-    """Attention in which each query sees the rows before it that the mask shows."""
+    """Attention in which each query sees the rows before it that the mask, or the layer's window, shows."""
     from transformers import AttentionInterface
 
     def attend(
-        module: Any, query: Tensor, key: Tensor, value: Tensor, _: Tensor | None, scaling: float, **__: Any
+        module: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        _: Tensor | None,
+        scaling: float,
+        sliding_window: int | None = None,
+        **__: Any,
     ) -> tuple[Tensor, None]:
         heads, count = key.shape[1:3]
-        shown = mask(module.layer_idx, query[0], key[0])
         visible = torch.ones(count, count, dtype=torch.bool).tril()
-        visible = visible if shown is None else visible & shown
+        if sliding_window is not None:
+            visible = visible.triu(1 - sliding_window)
+        elif (shown := mask(module.layer_idx, query[0], key[0])) is not None:
+            visible = visible & shown
         logits = query[0].unflatten(0, (heads, -1)) @ key[0][:, None].mT * scaling
         paid = logits.masked_fill(~visible, float("-inf")).softmax(-1)
         return (paid @ value[0][:, None]).flatten(0, 1).transpose(0, 1)[None], None

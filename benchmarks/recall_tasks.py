@@ -20,6 +20,7 @@ import torch
 from tokenizers import Tokenizer
 
 from benchmarks.copying_model import BEGINNING, VOCABULARY
+from benchmarks.special_prefix import special_prefix
 from llmc.errors import OptionError
 
 # Tokens of a piece that the prompt repeats, and those that follow.
@@ -119,12 +120,16 @@ def haystack(file: Path, vocabulary: int = VOCABULARY) -> Path:
 
 
 def needles(length: int, depths: int, prompts: int, tokenizer: Path, text: Path) -> Task:
-    """Prompts of `length` tokens: the text, with one sentence more, and the question."""
+    """Prompts of `length` tokens: the text, with one sentence more, and the question.
+
+    The tokenizer's special tokens, such as <bos>, come first, and depth 0 is behind them.
+    """
     tokens = Tokenizer.from_file(str(tokenizer))
 
     def ids(of: str) -> tuple[int, ...]:
         return tuple(tokens.encode(of, add_special_tokens=False).ids)
 
+    prefix = special_prefix(tokens)
     prose, chance = ids(text.read_text(encoding="utf-8")), random.Random(0)
     asked: list[tuple[tuple[int, ...], ...]] = []
     wanted: list[tuple[tuple[int, ...], ...]] = []
@@ -135,9 +140,9 @@ def needles(length: int, depths: int, prompts: int, tokenizer: Path, text: Path)
             number, place = chance.randrange(10_000, 100_000), chance.choice(_PLACES)
             question = f"\nThe secret code of {place} is"
             told, asks = ids(f"{question} {number}.\n"), ids(question)
-            count, begin = length - len(told) - len(asks), chance.randrange(len(prose) - length)
+            count, begin = length - len(prefix) - len(told) - len(asks), chance.randrange(len(prose) - length)
             hay, at = prose[begin : begin + count], round(depth * count / max(depths - 1, 1))
-            rows.append((*hay[:at], *told, *hay[at:], *asks))
+            rows.append((*prefix, *hay[:at], *told, *hay[at:], *asks))
             answers.append(ids(f" {number}"))
         asked.append(tuple(rows))
         wanted.append(tuple(answers))

@@ -10,10 +10,10 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.processors import TemplateProcessing
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import PreTrainedTokenizerFast
 
-from benchmarks.kv_code_quality import attention, special_prefix
+from benchmarks.kv_code_quality import attention
 from benchmarks.kv_code_roundings import CANDIDATES, TILE, Candidate, exact, of_llmc, ranged, variance_normalized
+from benchmarks.special_prefix import special_prefix
 from tests.seeded_normal import seeded_normal
 
 Q, K, V = seeded_normal(0, 4, 300, 64), seeded_normal(1, 2, 300, 64), seeded_normal(2, 2, 300, 64)
@@ -64,9 +64,8 @@ def test_candidates_are_named_once() -> None:
 
 
 def test_special_tokens_behind_a_text_begin_no_window() -> None:
-    of_transformers: Any = PreTrainedTokenizerFast
     fast = Tokenizer(WordLevel({"a": 0, "<bos>": 1, "<eos>": 2}, unk_token="a"))
     fast.post_processor = TemplateProcessing("<bos> $A <eos>", special_tokens=[("<bos>", 1), ("<eos>", 2)])
-    assert special_prefix(of_transformers(tokenizer_object=fast)) == [1]
+    assert special_prefix(fast) == [1]
     fast.post_processor = TemplateProcessing("$A <eos>", special_tokens=[("<eos>", 2)])
-    assert special_prefix(of_transformers(tokenizer_object=fast)) == []
+    assert special_prefix(fast) == []
