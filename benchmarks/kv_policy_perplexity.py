@@ -186,7 +186,7 @@ def _dropped(engine: llmc.Engine) -> int:
 
 
 def _measured(given: argparse.Namespace) -> list[Figures]:
-    """All policies in all cache formats, each printed as it ends, or why there is no figure."""
+    """Measure each policy in each cache format, and print its figures, or the error of a policy that is refused."""
     console, found = Console(stderr=True), list[Figures]()
     given.cache.mkdir(parents=True, exist_ok=True)
     model = numbers_of(fetched(MODELS[given.model], given.cache), given.cache)

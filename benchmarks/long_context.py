@@ -8,7 +8,7 @@ Random weights. Each round asks every contestant in turn, in a process of its ow
 prefill, then of some decode steps behind it. llama.cpp runs with flash attention and a 16-bit cache. The table says
 what is left at a context of the speed at the first one, and llmc's ratio to llama.cpp. Policies of --kv-compression
 are built with the first format; a second table compares what they gain with what the bytes of a step predict.
-With --decode-only no prompt is read: steps are timed behind caches of the right size with other contents.
+With --decode-only no prompt is read: steps are timed with caches of the right size, whose contents do not matter.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Engine:
     path: Path
 
     def rows(self, context: int) -> int:
-        """Rows of its cache after so many tokens."""
+        """Return the number of rows in its cache after `context` tokens."""
         return context if self.compression is None else len(parse_compression(self.compression).held(context))
 
 

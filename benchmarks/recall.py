@@ -232,7 +232,7 @@ def plot(found: Sequence[Recall], file: Path) -> None:
 
 
 def _measured(given: argparse.Namespace) -> list[Recall]:
-    """All cases, each printed as it ends, or why there is no figure: some policies do not run on every model."""
+    """Measure each case, and print its recall, or the error of a policy that the model does not support."""
     console, found = Console(stderr=True), list[Recall]()
     with tempfile.TemporaryDirectory(prefix="llmc-bench-") as folder:
         model, task, text = _model_and_task(given, Path(folder))

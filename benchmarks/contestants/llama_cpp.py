@@ -60,8 +60,10 @@ class LlamaCpp:
         return seconds
 
     def decode_behind(self, rows: int, steps: int) -> list[float]:
-        """A piece of text is read once, and copied to further sequences, which are then put one behind the other. The
-        first step is not counted: it turns the copied keys to their new positions."""
+        """Read a short text once, copy it to other sequences, and join them into one.
+
+        The first step is not counted, because it rotates the copied keys to their new positions.
+        """
         pieces = -(-rows // _PIECE)
         state = self._context(1 + pieces, pieces * _PIECE + steps + 8, is_shared=True)
         memory = llama_cpp.llama_get_memory(state)

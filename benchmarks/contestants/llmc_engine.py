@@ -67,7 +67,10 @@ class LlmcEngine:
         return [end - start for start, end in pairwise(times)]
 
     def decode_behind(self, rows: int, steps: int) -> list[float]:
-        """The first step is not counted: it reads weights from the file."""
+        """Decode with tables of blocks that nothing was written to.
+
+        The first step is not counted, because it reads weights from the file.
+        """
         times = list[float]()
         for place in range(rows, rows + steps + 1):
             step = self._step_behind(place)

@@ -63,10 +63,10 @@ class LongReader(Protocol):
 
 @runtime_checkable
 class DeepDecoder(Protocol):
-    """What decodes behind a long context without reading it first. Times in seconds."""
+    """A contestant that decodes after a long context without reading it first. Times in seconds."""
 
     def decode_behind(self, rows: int, steps: int) -> list[float]:
-        """Time of each decode step of one sequence that has so many rows in the cache, of whatever numbers."""
+        """Time of each decode step of one sequence whose cache has `rows` rows, with any values in them."""
         ...
 
 
@@ -196,7 +196,7 @@ class ContestantProcess:
         return prefill, decode
 
     def decode_behind(self, rows: int, steps: int) -> list[float]:
-        """Time of each decode step behind so many rows."""
+        """Time of each decode step of one sequence whose cache has `rows` rows."""
         times: list[float] = self._ask_for_any({"measure": "decode behind", "rows": rows, "steps": steps})
         return times
 

@@ -18,8 +18,8 @@ _NAME = "plain_codes"
 
 
 def rounded_logits(model: Any, tokens: list[int], kv_cache: str, policy: CachePolicy = EVERYTHING) -> Logits:
-    """The logits of a model whose queries read the rows that a policy keeps as caches store them, but for the newest
-    ones. kv_cache: as for stored_rows."""
+    """Return the logits of a model whose queries read the rows that a policy keeps. Older rows are rounded as in the
+    cache; the newest ones are exact. kv_cache: as for stored_rows."""
     seen = torch.zeros(len(tokens), len(tokens), dtype=torch.bool)
     for own, places in zip(seen, policy.seen(len(tokens)), strict=True):
         own[places] = True

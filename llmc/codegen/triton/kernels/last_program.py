@@ -14,7 +14,8 @@ import triton.language as tl
 
 @triton.jit
 def is_last(arrivals_ptr: tl.tensor, place: tl.tensor, programs: tl.tensor) -> tl.tensor:
-    """Whether all other of `programs` programs with this place have been here. place: int32, one of MOST_COUNTERS."""
+    """Whether the other programs, of `programs` that share a counter, have all called this before. place: the counter,
+    int32, below MOST_COUNTERS."""
     tl.debug_barrier()
     last = tl.atomic_add(arrivals_ptr + place, 1, sem="acq_rel", scope="gpu") == programs - 1
     if last:

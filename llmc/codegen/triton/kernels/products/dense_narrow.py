@@ -49,7 +49,7 @@ def narrow_kernel(
 ) -> None:
     """Program (j, i, s): the j-th OUT_BLOCK outputs of the i-th TOKEN_BLOCK tokens over the s-th part of IN.
 
-    With SPLITS > 1, there is no norm.
+    NORMED requires SPLITS = 1.
     """
     first_out, first_token = tl.program_id(0).to(tl.int64) * OUT_BLOCK, tl.program_id(1).to(tl.int64) * TOKEN_BLOCK
     out, token = tl.arange(0, OUT_BLOCK), tl.arange(0, TOKEN_BLOCK)

@@ -91,8 +91,12 @@ def _ordered(product: Product, target: GpuTarget, tokens: int) -> tuple[Tiling, 
 
 def _tiles(product: Product, tiling: Tiling) -> int:
     """Tiles of the largest step whose sums are split."""
-    rows = min(MOST_SPLIT_ROWS, most_rows(product.call, product.count))
-    return int(triton.cdiv(product.outputs, tiling.out_block) * triton.cdiv(rows, tiling.token_block))
+    return int(triton.cdiv(product.outputs, tiling.out_block) * triton.cdiv(_split_rows(product), tiling.token_block))
+
+
+def _split_rows(product: Product) -> int:
+    """The most rows whose sums are split. A step may have many more."""
+    return min(MOST_SPLIT_ROWS, most_rows(product.call, product.count))
 
 
 def _serving(product: Product, target: GpuTarget, tiling: Tiling, span: _Range) -> DeviceLaunch:
@@ -201,9 +205,7 @@ def _split(product: Product, whole: DeviceLaunch, splits: int) -> DeviceLaunch:
     """The launch with memory for sums of parts of the channels, if there are several, and for counting programs."""
     if splits == 1:
         return replace(whole, arguments={**whole.arguments, "partials_ptr": None, "arrivals_ptr": None})
-    # A fixed size: only this many rows are ever split, while a step may have many more.
-    most = min(MOST_SPLIT_ROWS, most_rows(product.call, product.count))
-    columns = most * splits * product.weight_rows
+    columns = _split_rows(product) * splits * product.weight_rows
     workspace = product.call.workspace(f"partial_sums_{splits}", 1, columns, torch.float32)
     shared: dict[str, Argument] = {"partials_ptr": workspace.pointer, "arrivals_ptr": ARRIVALS}
     return replace(whole, arguments={**whole.arguments, **shared})
