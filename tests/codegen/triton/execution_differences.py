@@ -39,7 +39,7 @@ EXPLANATIONS: Mapping[str, Explanation] = MappingProxyType(
         "finish_product_kernel": FUSED,
         **dict.fromkeys(("rope_angles_kernel", "rope_kernel", "rope_kv_write_kernel", "top_k_chunks_kernel"), FUSED),
         "turn_rows_kernel": FUSED,
-        **dict.fromkeys(("sum_experts_kernel"), SUMS),
+        **dict.fromkeys(("sum_experts_kernel",), SUMS),
         **dict.fromkeys(("gemv_kernel", "narrow_kernel", "tile_kernel", "persistent_kernel", "code_gemv_kernel"), SUMS),
         **dict.fromkeys(("expert_tile_kernel", "expert_code_tile_kernel", "head_linear_kernel"), SUMS),
         **dict.fromkeys(("lora_expand_kernel", "lora_shrink_kernel", "quantize_tokens_kernel"), SUMS),

@@ -59,7 +59,8 @@ def code_tilings(product: Product, codes: Codes, target: GpuTarget, tokens: int)
         most_tokens, channels = (16, 32) if product.gated else (32, 64)
         block = token_block(tokens, most_tokens)
         for splits in (1, 2, 4, 8) if tokens <= MOST_SPLIT_ROWS else (1,):
-            shapes.append(Tiling(Way.CODED_TILE, block, 32, min(channels, in_block), 4, 2, 0.3, splits))
+            warps = 8 if product.gated and splits > 1 else 4
+            shapes.append(Tiling(Way.CODED_TILE, block, 32, min(channels, in_block), warps, 2, 0.3, splits))
         return tuple(shapes)
     if tokens <= MOST_SPLIT_ROWS:
         block = token_block(tokens, most=32 if product.gated else 64)
