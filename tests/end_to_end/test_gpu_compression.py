@@ -87,10 +87,11 @@ def test_steps_have_none_of_the_launches(text: str, tmp_path: Path) -> None:
     written = (
         0 if text in WITHOUT_QUERIES else sum(cache.group == 1 and cache.head_dim > 1 for cache in compressed.caches)
     )
-    assert len(steps) == len(plan_calls(plain)) + written
+    # Their layers rotate in a launch of their own: a decode cannot leave rotated queries to others.
+    rotations = len(plain.caches) if written else 0
     target = gpu_target("h100")
     counts = [predict_decode(each, target, requests=2, context=64).launches for each in (plain, compressed)]
-    assert counts[1] == counts[0] + written
+    assert counts[1] == counts[0] + written + rotations
 
 
 def test_a_gpu_runs_the_launches_of_a_compaction(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

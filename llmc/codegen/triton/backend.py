@@ -113,8 +113,7 @@ class TritonBackend:
         function = python_function(launch.function)
         module = LIBRARY if isinstance(launch.function, LibraryFunction) else function.__module__
         kernel = Unspecialized(function.__name__, module, constants, launch.num_warps, launch.num_stages)
-        name = self._names.setdefault(kernel, f"{function.__name__}.{len(self._names)}")
-        self.kernels[name] = kernel
+        name = self.name_of(kernel)
         values = {**launch.constants, **launch.arguments}
         names = list(inspect.signature(function).parameters)
         assert values.keys() == set(names), f"{function.__name__} takes {names}, and was given {list(values)}"
@@ -129,6 +128,12 @@ class TritonBackend:
             moved=launch.moved,
             seconds=launch.seconds,
         )
+
+    def name_of(self, kernel: Unspecialized) -> str:
+        """Return the kernel's name in calls, and add it to `kernels`."""
+        name = self._names.setdefault(kernel, f"{kernel.function}.{len(self._names)}")
+        self.kernels[name] = kernel
+        return name
 
 
 def python_function(function: Any) -> Any:

@@ -14,6 +14,7 @@ from llmc.codegen.triton.device_lowered import DeviceLowered
 from llmc.codegen.triton.printer import print_loop, print_module
 from llmc.codegen.triton.specialize import specialize
 from llmc.codegen.triton.token_choice import add_token_choice
+from llmc.codegen.triton.turning_decode import turn_in_decodes
 from llmc.engine_format.reader import stage_folder
 from llmc.graph.model_graph import ModelGraph
 from llmc.options import BuildOptions
@@ -47,8 +48,9 @@ def _lower(graph: ModelGraph, target: GpuTarget, options: BuildOptions, folder: 
     """Lower the graph for one GPU. folder: the stage's folder in the engine."""
     backend = TritonBackend(target)
     plan = plan_step(graph, backend, options)
+    planned = turn_in_decodes(plan.program, backend)
     # Only the last stage has logits to choose from.
-    planned = plan.program if graph.hands_over else add_token_choice(plan.program, backend, target)
+    planned = planned if graph.hands_over else add_token_choice(planned, backend, target)
     modules = {kernel.module for kernel in backend.kernels.values() if kernel.module not in (None, LIBRARY)}
     files = {m: f"{folder}kernels/{m.rpartition('.')[2]}.py" for m in sorted(modules | _imported(modules))}
     assert len(set(files.values())) == len(files), "two kernel modules would share a file name in the engine"

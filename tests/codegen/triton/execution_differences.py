@@ -34,7 +34,7 @@ ROUNDED = Explanation("as sums; factors rounded to 16 bits on the way, bf16 cut 
 
 EXPLANATIONS: Mapping[str, Explanation] = MappingProxyType(
     {
-        **dict.fromkeys(("code_embedding_kernel", "kv_write_kernel"), CUT),
+        **dict.fromkeys(("code_embedding_kernel", "kv_write_kernel", "rotate_heads_kernel"), CUT),
         **dict.fromkeys(("draw_chunks_kernel", "gated_activation_kernel", "mass_chunks_kernel"), FUSED),
         "finish_product_kernel": FUSED,
         **dict.fromkeys(("rope_angles_kernel", "rope_kernel", "rope_kv_write_kernel", "top_k_chunks_kernel"), FUSED),

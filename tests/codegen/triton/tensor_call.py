@@ -247,6 +247,12 @@ class TensorCall:
         requests, blocks = self._arguments["block_tables"].shape
         return Limits(self.tokens, requests, self.tokens, blocks * self.block_size(), self.block_size())
 
+    def give(self, operand: Operand, tensor: Tensor, *, is_written: bool = False) -> Operand:
+        """Memory for an argument that the op does not have. is_written: the kernel may write it."""
+        if is_written:
+            self._writable.add((operand.space, operand.name))
+        return self._put(operand, tensor)
+
     def run(self, launch: DeviceLaunch) -> None:
         """Launch on the tensors."""
         rows = self._arguments.get("rows")

@@ -9,6 +9,9 @@ Memory-bound in decode: moves C·KV·(D + Dv) elements of the cache, C positions
 fp32 partial sums per request at most. Matrix-bound in prefill: 2·A·heads·(D + Dv) operations for A query-key pairs.
 """
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 import torch
 import triton
 from torch import fx
@@ -41,6 +44,10 @@ _MAX_ROW_ELEMENTS = 128 * 128
 # Two programs per multiprocessor hide each other's latencies; with more splits, joining them is expensive.
 _PROGRAMS_PER_MULTIPROCESSOR = 2
 _MAX_SPLITS = 64
+# A decode's arguments for the keys that it writes itself: turning_decode.py sets them.
+_OWN_KEY: Mapping[str, Argument] = MappingProxyType(
+    {f"{name}_ptr": None for name in ("k", "v", "cos", "sin", "slot_mapping")} | {"k_row_stride": 0, "v_row_stride": 0}
+)
 # A grid's second and third dimension.
 _MAX_GRID = 65535
 
@@ -160,8 +167,16 @@ def _decode(
     partials = call.workspace("partials", 1, columns, torch.float32).pointer
     return DeviceLaunch(
         paged_decode_kernel,
-        named_arguments(paged_decode_kernel, call, **common, partials_ptr=partials, arrivals_ptr=ARRIVALS),
-        {**constants, "KEY_TILE": tile.keys, "SPLITS": splits, "MIN_SPLIT": min_split, "ROW_TILE": tile.rows},
+        named_arguments(paged_decode_kernel, call, **common, **_OWN_KEY, partials_ptr=partials, arrivals_ptr=ARRIVALS),
+        {
+            **constants,
+            "KEY_TILE": tile.keys,
+            "SPLITS": splits,
+            "MIN_SPLIT": min_split,
+            "ROW_TILE": tile.rows,
+            "HALF": 0,
+            "INTERLEAVED": False,
+        },
         (str(splits), str(heads // group), "R"),
         tile.num_warps,
         tile.num_stages,

@@ -17,7 +17,10 @@ from llmc.codegen.triton.kernels.attention.attend_keys import (
     read_queries,
     rows_ahead,
 )
+from llmc.codegen.triton.kernels.attention.kv_write import slot_rows
+from llmc.codegen.triton.kernels.interpreted import INTERPRETED
 from llmc.codegen.triton.kernels.last_program import is_last
+from llmc.codegen.triton.kernels.rows.rope import turned
 from llmc.codegen.triton.machine_code.budget import READ_ONCE, Budget, Limit
 
 # Heads whose splits are read at the same time, so that they wait for the L2 cache together.
@@ -40,6 +43,13 @@ def paged_decode_kernel(
     sinks_ptr: tl.tensor,
     partials_ptr: tl.tensor,
     arrivals_ptr: tl.tensor,
+    k_ptr: tl.tensor,
+    k_row_stride: int,
+    v_ptr: tl.tensor,
+    v_row_stride: int,
+    cos_ptr: tl.tensor,
+    sin_ptr: tl.tensor,
+    slot_mapping_ptr: tl.tensor,
     y_ptr: tl.tensor,
     q_row_stride: int,
     y_row_stride: int,
@@ -67,6 +77,8 @@ def paged_decode_kernel(
     KEY_TILE: tl.constexpr,
     SPLITS: tl.constexpr,
     MIN_SPLIT: tl.constexpr,
+    HALF: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
 ) -> None:
     """Program (s, g, r): split s of request r's keys, for GROUP query heads from head g·GROUP on, as rows.
 
@@ -74,6 +86,9 @@ def paged_decode_kernel(
     are read once, by position, those before PINNED by the first split; a split without keys ends at once. The newest
     RECENT keys are read from recent_k and recent_v, all others from k_cache and v_cache. Each leaves (Σ exp·v, maximum,
     Σ exp) in partials: [R, heads, SPLITS, VALUE_TILE + 4], fp32, and the last one of a request's share joins them.
+
+    With k, the launch does the work of rope_kv_write too: queries are turned as they are read, and the programs whose
+    split ends with the token's own key write its key and value before they read them.
     """
     split, share, request = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     kv_head = share // SHARES
@@ -92,7 +107,19 @@ def paged_decode_kernel(
     head = share * GROUP + rows
     value_dims = tl.arange(0, VALUE_TILE)
     q_rows = q_ptr + row.to(tl.int64) * q_row_stride + head * (HEAD_DIM + VALUE_DIM if LATENT else HEAD_DIM)
-    q = read_queries(q_rows, present, HEAD_DIM, DIM_TILE)
+    if k_ptr is None:
+        q = read_queries(q_rows, present, HEAD_DIM, DIM_TILE)
+    else:
+        q = turned(q_rows[:, None], present[:, None], row, cos_ptr, sin_ptr, HEAD_DIM, DIM_TILE, HALF, INTERLEAVED)
+        q = q.to(q_ptr.dtype.element_ty)
+        if INTERPRETED:
+            q = q.to(tl.float32)
+        if end == context:
+            write_own_key(
+                k_ptr + row.to(tl.int64) * k_row_stride, v_ptr + row.to(tl.int64) * v_row_stride, cos_ptr, sin_ptr,
+                k_cache_ptr, v_cache_ptr, tl.load(slot_mapping_ptr + row), row, kv_head,
+                KV_HEADS, HEAD_DIM, VALUE_DIM, BLOCK_SIZE, DIM_TILE, VALUE_TILE, HALF, INTERLEAVED,
+            )  # fmt: skip
     q_values = None
     if LATENT:
         q_values = read_queries(q_rows + HEAD_DIM, present, VALUE_DIM, VALUE_TILE)
@@ -154,6 +181,41 @@ def paged_decode_kernel(
                 partials_ptr, sinks_ptr, y_row, request, share * GROUP + place, used,
                 KV_HEADS * SHARES * GROUP, VALUE_DIM, VALUE_TILE, SPLITS,
             )  # fmt: skip
+
+
+@triton.jit
+def write_own_key(
+    k_row: tl.tensor,
+    v_row: tl.tensor,
+    cos_ptr: tl.tensor,
+    sin_ptr: tl.tensor,
+    k_cache_ptr: tl.tensor,
+    v_cache_ptr: tl.tensor,
+    slot: tl.tensor,
+    token: tl.tensor,
+    kv_head: tl.tensor,
+    KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    DIM_TILE: tl.constexpr,
+    VALUE_TILE: tl.constexpr,
+    HALF: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
+) -> None:
+    """Turn a token's key of one head, and write it and the value to their slot, for all threads of the program to
+    read. Programs that share the head write the same bits."""
+    head = kv_head + tl.arange(0, 1)
+    place = slot_rows(slot.to(tl.int64), head, KV_HEADS, BLOCK_SIZE)[:, None]
+    is_head = (head < KV_HEADS)[:, None]
+    dims = tl.arange(0, DIM_TILE)[None, :]
+    source = k_row + head[:, None] * HEAD_DIM
+    key = turned(source, is_head, token, cos_ptr, sin_ptr, HEAD_DIM, DIM_TILE, HALF, INTERLEAVED)
+    tl.store(k_cache_ptr + place * HEAD_DIM + dims, key.to(k_cache_ptr.dtype.element_ty), mask=dims < HEAD_DIM)
+    dims = tl.arange(0, VALUE_TILE)[None, :]
+    value = tl.load(v_row + head[:, None] * VALUE_DIM + dims, mask=dims < VALUE_DIM, other=0.0)
+    tl.store(v_cache_ptr + place * VALUE_DIM + dims, value.to(v_cache_ptr.dtype.element_ty), mask=dims < VALUE_DIM)
+    tl.debug_barrier()
 
 
 @triton.jit

@@ -52,7 +52,8 @@ def turn(
     HALF: tl.constexpr,
     INTERLEAVED: tl.constexpr,
 ) -> None:
-    """Turn the heads at `source`: [heads, 1] pointers, in fp32, and pass the channels from 2·HALF on unchanged."""
+    """Turn the heads at `source`: [heads, 1] pointers, in fp32, and pass the channels from 2·HALF on unchanged. Which
+    product is fused into the sum is written out, so that `turned` has the same bits."""
     pair = tl.arange(0, triton.next_power_of_2(HALF))
     is_pair = pair < HALF
     first = (2 * pair if INTERLEAVED else pair)[None, :]
@@ -62,14 +63,42 @@ def turn(
     sin = tl.load(sin_ptr + token * HALF + pair, mask=is_pair, other=0.0)[None, :]
     a = tl.load(source + first, mask=inside, other=0.0).to(tl.float32)
     b = tl.load(source + second, mask=inside, other=0.0).to(tl.float32)
-    tl.store(destination + first, (a * cos - b * sin).to(destination.dtype.element_ty), mask=inside)
-    tl.store(destination + second, (b * cos + a * sin).to(destination.dtype.element_ty), mask=inside)
+    tl.store(destination + first, tl.fma(a, cos, -(b * sin)).to(destination.dtype.element_ty), mask=inside)
+    tl.store(destination + second, tl.fma(b, cos, a * sin).to(destination.dtype.element_ty), mask=inside)
     REST: tl.constexpr = HEAD_DIM - 2 * HALF
     if REST > 0:
         rest = 2 * HALF + tl.arange(0, triton.next_power_of_2(REST))
         inside = is_head & (rest < HEAD_DIM)[None, :]
         values = tl.load(source + rest[None, :], mask=inside, other=0.0)
         tl.store(destination + rest[None, :], values.to(destination.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def turned(
+    source: tl.tensor,
+    is_head: tl.tensor,
+    token: tl.tensor,
+    cos_ptr: tl.tensor,
+    sin_ptr: tl.tensor,
+    HEAD_DIM: tl.constexpr,
+    TILE: tl.constexpr,
+    HALF: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
+) -> tl.tensor:
+    """Return the heads at `source` turned, before `turn` rounds them: [heads, TILE], fp32, zero from HEAD_DIM on."""
+    dims = tl.arange(0, TILE)
+    if INTERLEAVED:
+        is_first, pair, other = dims % 2 == 0, dims // 2, dims ^ 1
+    else:
+        is_first = dims < HALF
+        pair = tl.where(is_first, dims, dims - HALF)
+        other = tl.where(is_first, dims + HALF, dims - HALF)
+    in_pair = dims < 2 * HALF
+    cos = tl.load(cos_ptr + token * HALF + pair, mask=in_pair, other=1.0)[None, :]
+    sin = tl.load(sin_ptr + token * HALF + pair, mask=in_pair, other=0.0)[None, :]
+    own = tl.load(source + dims[None, :], mask=is_head & (dims < HEAD_DIM)[None, :], other=0.0).to(tl.float32)
+    across = tl.load(source + other[None, :], mask=is_head & in_pair[None, :], other=0.0).to(tl.float32)
+    return tl.fma(own, cos, across * tl.where(is_first[None, :], -sin, sin))
 
 
 def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
