@@ -194,3 +194,23 @@ def test_a_phase_that_expects_other_bytes_never_ends(nbytes: int, lacking: int) 
 def test_a_wait_for_another_phase_never_ends() -> None:
     with pytest.raises(PtxError, match=r"waits forever in block 0: threads 0 to 63 .* for phase 1 of the mbarrier"):
         run_copy([("complete, [%r_smem+4096], 0;", "complete, [%r_smem+4096], 1;")])
+
+
+def request(address: str, *, waits: bool = False, constant: Sequence[str] = ()) -> Report:
+    """A thread asks the L2 cache for 128 bytes of x, and stores a number. waits: for launches before it."""
+    ask = f"setp.eq.u32 %p1, %r_tid, 0;\n@%p1 cp.async.bulk.prefetch.L2.global [{address}], 128;"
+    wait = "griddepcontrol.wait;" if waits else ""
+    arrays: dict[str, Array] = {"x": np.zeros(64, np.float32), "y": np.zeros(1, np.int32)}
+    text = kernel_text(f"{ask}\n{wait}\n@%p1 st.global.b32 [%d_y], %r_tid;", list(arrays))
+    return run_text(text, arrays, constant=constant, may_begin_early=waits)
+
+
+def test_a_request_to_the_l2_cache() -> None:
+    assert not request("%d_x").findings
+    assert the_finding(request("%d_x+192"), Check.BOUNDS).thread == 0
+    assert the_finding(request("%d_x+8"), Check.ALIGNMENT).thread == 0
+
+
+def test_a_request_before_the_wait_is_for_what_no_launch_writes() -> None:
+    assert not request("%d_x", waits=True, constant=["x"]).findings
+    assert the_finding(request("%d_x", waits=True), Check.GRID_DEPENDENCY).thread == 0

@@ -11,13 +11,20 @@ The instructions are put into the PTX, because kernels are written once for all 
 import re
 
 from llmc.codegen.triton.kernels.launch_edge import WAIT_HERE
+from llmc.targets import GpuTarget
 
 FIRST_ARCH = 90
 _RELEASE, _WAIT = "griddepcontrol.launch_dependents", "griddepcontrol.wait"
 # Lines before a kernel's first instruction are declarations, positions in the source, labels or comments.
 _BEFORE_INSTRUCTIONS = re.compile(r"\s*(\.|//|\$|$)")
-# `wait` does not order copies by the asynchronous proxy after ordinary writes of the launch before.
-_BULK_COPY = "cp.async.bulk"
+# `wait` does not order copies by the asynchronous proxy after ordinary writes of the launch before. Weights, which the
+# L2 cache is asked for, are not written by launches.
+_BULK_COPY = re.compile(r"cp\.async\.bulk\.(?!prefetch\.)")
+
+
+def releases_next_launch(target: GpuTarget) -> bool:
+    """Whether kernels for the target get the two instructions."""
+    return target.backend == "cuda" and int(target.arch) >= FIRST_ARCH
 
 
 def with_dependent_launch(ptx: str) -> str:
@@ -36,4 +43,4 @@ def with_dependent_launch(ptx: str) -> str:
 
 def waits_for_launch_before(ptx: str) -> bool:
     """Whether a launch of the kernel may begin before the one ahead of it has ended."""
-    return _WAIT in ptx and _BULK_COPY not in ptx
+    return _WAIT in ptx and _BULK_COPY.search(ptx) is None

@@ -126,7 +126,14 @@ def _best(launch: Launch, kernel: Unspecialized, tail: "_Tail") -> DeviceLaunch 
     assert isinstance(count, Count) and isinstance(outputs, int) and isinstance(block, int)
     blocks = _GEMV_BLOCKS if is_gemv else 1
     chunks = -(-outputs // (block * blocks))
-    kept = ("IN", "OUT", "OUT_BLOCK", "IN_BLOCK", *(("TOKENS", "AHEAD") if is_gemv else ("TOKEN_BLOCK",)))
+    kept = (
+        "IN",
+        "OUT",
+        "OUT_BLOCK",
+        "IN_BLOCK",
+        "LINES_AHEAD",
+        *(("TOKENS", "AHEAD") if is_gemv else ("TOKEN_BLOCK",)),
+    )
     own = {name: constants[name] for name in kept} | {"CHUNKS": chunks}
     scratch: dict[str, Argument] = {
         "maxima_ptr": tail.buffer("maxima", chunks, torch.float32).pointer,

@@ -1,4 +1,5 @@
-"""cp.async.bulk: boxes of tensors between global and shared memory, as tensor maps describe them.
+"""cp.async.bulk: boxes of tensors between global and shared memory, as tensor maps describe them, and requests to the
+L2 cache.
 
 A load reports its bytes to an mbarrier; stores are committed in groups and waited for. The part of a box outside its
 tensor is loaded as zeros and not stored.
@@ -35,6 +36,8 @@ def build_bulk(operands: Operands, modifiers: Modifiers) -> Action:
         operands.count(1)
         most = operands.number(0)
         return lambda team, mask: team.bulk_stores.wait(team.lanes(mask), most)
+    if modifiers.flag("prefetch"):
+        return _prefetch(operands, modifiers)
     modifiers.one_of("tensor")
     rank = int(modifiers.one_of("1d", "2d", "3d", "4d", "5d")[0])
     modifiers.flag("tile")
@@ -45,6 +48,22 @@ def build_bulk(operands: Operands, modifiers: Modifiers) -> Action:
     modifiers.one_of("global")
     modifiers.one_of("mbarrier::complete_tx::bytes")
     return _load(operands, modifiers, rank)
+
+
+def _prefetch(operands: Operands, modifiers: Modifiers) -> Action:
+    """Requests to the L2 cache, which have no effect but must be for memory that can be read."""
+    modifiers.one_of("L2")
+    modifiers.one_of("global")
+    _finish(operands, modifiers, 2)
+    address, nbytes = operands.address(0), operands.number(1)
+    parts = np.arange(0, nbytes, _CHUNK)
+
+    def run(team: Team, mask: Mask) -> None:
+        addresses = team.chosen(address(team), mask)
+        lanes = np.repeat(team.lanes(mask), len(parts))
+        read_global(team, operands, (addresses[:, None] + parts).reshape(-1), _CHUNK, lambda places: lanes[places])
+
+    return run
 
 
 def _finish(operands: Operands, modifiers: Modifiers, count: int) -> None:

@@ -13,6 +13,8 @@ from llmc.program import DeviceBinary, DeviceKernel
 from llmc.targets import GpuTarget
 
 _BULK_COPIES = ("UTMALDG", "UBLKCP")
+# A request to the L2 cache.
+_PREFETCH = "UBLKPF"
 _MATRIX = ("HMMA", "IMMA", "QMMA", "OMMA", "HGMMA", "IGMMA", "QGMMA", "UTCHMMA", "UTCIMMA", "UTCQMMA", "UTCOMMA")
 # griddepcontrol.launch_dependents and griddepcontrol.wait.
 _LAUNCH_DEPENDENTS, _WAIT = "PREEXIT", "ACQBULK"
@@ -42,10 +44,19 @@ class KernelCode:
 
     @cached_property
     def main_loop(self) -> tuple[Instruction, ...]:
-        """Instructions of the innermost loop that reads most of the streams, or else multiplies most; else all."""
+        """Instructions of the innermost loop that reads most of the streams, or else multiplies most.
+
+        Without a loop, as where the compiler has unrolled one of few turns: those up to the first exchange between
+        threads after the last load of the streams.
+        """
         loops = self.flow.innermost_loops()
         best = max(loops, key=self._work, default=None)
-        return self.code.instructions if best is None else best.instructions
+        if best is not None:
+            return best.instructions
+        whole = self.code.instructions
+        last = max((load.address for load in self.stream_loads(whole)), default=None)
+        ends = (i for i, x in enumerate(whole) if last is not None and x.address > last and x.name in ("BAR", "STS"))
+        return whole[: next(ends, len(whole))]
 
     def _work(self, loop: Loop) -> tuple[int, int, int]:
         copies = sum(instruction.name in _BULK_COPIES for instruction in loop.instructions)
@@ -179,12 +190,12 @@ class KernelCode:
 
     @property
     def stream_loads_before_wait(self) -> int:
-        """Loads of the streams, and bulk copies, that are under way when the wait for the launch before begins."""
+        """Loads of the streams, bulk copies and requests to the L2 cache before the wait for the launch before."""
         wait = next((instruction.address for instruction in self.code.instructions if instruction.name == _WAIT), None)
         if wait is None:
             return 0
         before = [instruction for instruction in self.code.instructions if instruction.address < wait]
-        return len(self.stream_loads(before)) + _count(before, *_BULK_COPIES)
+        return len(self.stream_loads(before)) + _count(before, *_BULK_COPIES, _PREFETCH)
 
     @property
     def releases_dependents_first(self) -> bool:

@@ -109,10 +109,15 @@ def test_the_best_of_a_large_product(device: str, limit: int, tokens: int) -> No
         allow_computed_bounds()
     if is_gemv:
         best_gemv_kernel[chunks,](
-            *arguments, **sizes, TOKENS=tokens, BLOCKS=blocks, AHEAD=channels % 64 == 0 and channels >= 128
+            *arguments,
+            **sizes,
+            TOKENS=tokens,
+            BLOCKS=blocks,
+            AHEAD=channels % 64 == 0 and channels >= 128,
+            LINES_AHEAD=0,
         )
     else:
-        best_narrow_kernel[chunks, 1](*arguments, **sizes, TOKEN_BLOCK=16)
+        best_narrow_kernel[chunks, 1](*arguments, **sizes, TOKEN_BLOCK=16, LINES_AHEAD=0)
     best = maxima.argmax(1)
     assert (best == chunks - 1).all()
     assert (places[:, -1] == outputs - 1).all()

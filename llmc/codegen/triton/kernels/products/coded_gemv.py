@@ -9,6 +9,7 @@ zeros.
 import triton
 import triton.language as tl
 
+from llmc.codegen.triton.kernels.launch_edge import ask_for_lines, wait_for_launch_before
 from llmc.codegen.triton.kernels.products.format_facts import by_group, halves, in_pairs, is_blocked
 from llmc.codegen.triton.kernels.products.group_scales import scale_and_minimum, second_group
 from llmc.codegen.triton.kernels.products.operand_tiles import read_tile
@@ -62,16 +63,22 @@ def code_gemv_kernel(
     OUT_BLOCK: tl.constexpr,
     CHUNKS: tl.constexpr,
     CHUNK_BYTES: tl.constexpr,
+    LINES_AHEAD: tl.constexpr,
 ) -> None:
     """Program (j, i): the j-th OUT_BLOCK outputs of the i-th TOKENS tokens. Sums in fp32.
 
     CHUNK_BYTES: of a row's codes, or of their low bits, that share a scale; CHUNKS of them at a time. X_GROUPS: scales
-    of a token.
+    of a token. LINES_AHEAD: how many lines of each row of W are asked for before x is there.
     """
     first_out, first_token = tl.program_id(0).to(tl.int64) * OUT_BLOCK, tl.program_id(1).to(tl.int64) * TOKENS
     out, token = tl.arange(0, OUT_BLOCK), tl.arange(0, TOKENS)
     # Rows past the end repeat the last one, so that no load needs a mask for them.
     row = tl.minimum(first_out + out, OUT - 1)
+    if LINES_AHEAD > 0:
+        ask_for_lines(codes_ptr + row * ROW_BYTES, LINES_AHEAD)
+        if GATED:
+            ask_for_lines(codes_ptr + (row + OUT) * ROW_BYTES, LINES_AHEAD)
+        wait_for_launch_before()
     x_token = tl.minimum(first_token + token, tokens - 1)
     x_row = x_ptr + x_token[:, None, None, None] * x_row_stride
     x_scales_row = x_row

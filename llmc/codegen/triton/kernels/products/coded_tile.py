@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 
 from llmc.codegen.triton.kernels.interpreted import INTERPRETED
+from llmc.codegen.triton.kernels.launch_edge import ask_for_lines, wait_for_launch_before
 from llmc.codegen.triton.kernels.products.dense_tile import tile_of
 from llmc.codegen.triton.kernels.products.format_facts import by_group, halves, in_pairs
 from llmc.codegen.triton.kernels.products.group_scales import scale_and_minimum, second_group
@@ -74,10 +75,12 @@ def code_tile_kernel(
     BYTE_BLOCK: tl.constexpr,
     SPLITS: tl.constexpr,
     GROUP: tl.constexpr,
+    LINES_AHEAD: tl.constexpr,
 ) -> None:
     """Program (n, s): the n-th tile [OUT_BLOCK, TOKEN_BLOCK] over the s-th part of IN, BYTE_BLOCK of W's bytes a turn.
 
     OPERANDS: int8, fp8, or the float type that the matrix units multiply. GROUP: of token tiles, as in dense_tile.py.
+    LINES_AHEAD: how many lines of each row of W are asked for before x is there.
     """
     token_tile, out_tile = tile_of(tl.program_id(0), tl.cdiv(tokens, TOKEN_BLOCK), tl.cdiv(OUT, OUT_BLOCK), GROUP)
     first_token, first_out = token_tile.to(tl.int64) * TOKEN_BLOCK, out_tile.to(tl.int64) * OUT_BLOCK
@@ -99,6 +102,11 @@ def code_tile_kernel(
     MASKED: tl.constexpr = IN % (BYTE_BLOCK * (2 if IN_PAIRS else 1)) != 0
     # Without groups integers are summed as such to the end.
     SUMS: tl.constexpr = tl.int32 if OPERANDS == "int8" and not IN_GROUPS and X_GROUPS == 1 else tl.float32
+    if LINES_AHEAD > 0:
+        ask_for_lines(codes_ptr + row * ROW_BYTES + split * PER_SPLIT * BYTE_BLOCK, LINES_AHEAD)
+        if GATED:
+            ask_for_lines(codes_ptr + (row + OUT) * ROW_BYTES + split * PER_SPLIT * BYTE_BLOCK, LINES_AHEAD)
+        wait_for_launch_before()
     product = tl.zeros([OUT_BLOCK, TOKEN_BLOCK], dtype=SUMS)
     up = tl.zeros([OUT_BLOCK, TOKEN_BLOCK], dtype=SUMS)
     first, first_up = row, row

@@ -14,7 +14,7 @@ from llmc.targets import GpuTarget
 _THREAD_BYTES = 16
 _CHANNELS = 128
 # Rows of x that coded_narrow.py multiplies in registers, and channels of its turns, which are whole.
-MOST_NARROW_ROWS, NARROW_CHANNELS = 32, 128
+MOST_NARROW_ROWS, NARROW_CHANNELS = 16, 128
 NARROW_FORMATS = frozenset({"int4", "int5", "int6", "int8", "fp8", "q4_1", "q5_1", "q4_k", "q5_k", "q6_k"})
 _LEAST_NARROW_GROUP = 16
 # More tiles than these for each multiprocessor are not split: the partial sums of a head would be as large as it is.

@@ -9,7 +9,7 @@ may be stored without its zeros.
 import triton
 import triton.language as tl
 
-from llmc.codegen.triton.kernels.launch_edge import wait_for_launch_before
+from llmc.codegen.triton.kernels.launch_edge import ask_for_lines, wait_for_launch_before
 from llmc.codegen.triton.kernels.products.operand_tiles import read_tile
 from llmc.codegen.triton.kernels.products.product_store import store_product
 from llmc.codegen.triton.kernels.products.sparse_tile import first_elements, sparse_tile
@@ -44,12 +44,13 @@ def gemv_kernel(
     OUT_BLOCK: tl.constexpr,
     IN_BLOCK: tl.constexpr,
     AHEAD: tl.constexpr,
+    LINES_AHEAD: tl.constexpr,
 ) -> None:
     """Program (j, i): the j-th OUT_BLOCK outputs of the i-th TOKENS tokens. Sums in fp32."""
     first_out, first_token = tl.program_id(0).to(tl.int64) * OUT_BLOCK, tl.program_id(1).to(tl.int64) * TOKENS
     product, up = gemv_sums(
         x_ptr, x_row_stride, weight_ptr, masks_ptr, starts_ptr, norm_ptr, eps, first_token, first_out, tokens,
-        IN, OUT, GATED, NORMED, TOKENS, OUT_BLOCK, IN_BLOCK, AHEAD,
+        IN, OUT, GATED, NORMED, TOKENS, OUT_BLOCK, IN_BLOCK, AHEAD, LINES_AHEAD,
     )  # fmt: skip
     store_product(
         product, up, first_token, first_out, tl.arange(0, TOKENS)[:, None], tl.arange(0, OUT_BLOCK)[None, :], tokens,
@@ -78,11 +79,12 @@ def gemv_sums(
     OUT_BLOCK: tl.constexpr,
     IN_BLOCK: tl.constexpr,
     AHEAD: tl.constexpr,
+    LINES_AHEAD: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
     """W·x of a tile, [TOKENS, OUT_BLOCK], and of the gate's partner. NORMED: x goes through an RMS norm first.
 
     AHEAD: W is loaded two blocks of channels before it is multiplied, the first two before x is there; for whole
-    blocks, at least two.
+    blocks, at least two. LINES_AHEAD: otherwise, how many lines of each row of W are asked for before x is there.
     """
     out, token = tl.arange(0, OUT_BLOCK), tl.arange(0, TOKENS)
     # Rows past the end repeat the last one, so that no load needs a mask for them.
@@ -111,6 +113,10 @@ def gemv_sums(
         place = IN - IN_BLOCK + channel
         product, up, squares = _added(product, up, squares, x, next_w, next_up, norm_ptr, place, IN, GATED, NORMED)
     else:
+        if LINES_AHEAD > 0:
+            ask_for_lines(weight_ptr + row * IN, LINES_AHEAD)
+            if GATED:
+                ask_for_lines(weight_ptr + (row + OUT) * IN, LINES_AHEAD)
         wait_for_launch_before()
         MASKED: tl.constexpr = IN % IN_BLOCK != 0
         first, first_up = row, row

@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 from llmc.codegen.triton.kernels.agreed_sums import sum_of_products
+from llmc.codegen.triton.kernels.launch_edge import ask_for_lines, wait_for_launch_before
 from llmc.codegen.triton.kernels.products.operand_tiles import multiply, read_tile
 from llmc.codegen.triton.kernels.products.product_store import store_product, store_split_product
 from llmc.codegen.triton.kernels.products.sparse_tile import first_elements, sparse_tile
@@ -46,6 +47,7 @@ def narrow_kernel(
     OUT_BLOCK: tl.constexpr,
     IN_BLOCK: tl.constexpr,
     SPLITS: tl.constexpr,
+    LINES_AHEAD: tl.constexpr,
 ) -> None:
     """Program (j, i, s): the j-th OUT_BLOCK outputs of the i-th TOKEN_BLOCK tokens over the s-th part of IN.
 
@@ -56,7 +58,7 @@ def narrow_kernel(
     split = tl.program_id(2)
     product, up = narrow_sums(
         x_ptr, x_row_stride, weight_ptr, masks_ptr, starts_ptr, norm_ptr, eps, first_token, first_out, split, tokens,
-        IN, OUT, GATED, NORMED, TOKEN_BLOCK, OUT_BLOCK, IN_BLOCK, SPLITS,
+        IN, OUT, GATED, NORMED, TOKEN_BLOCK, OUT_BLOCK, IN_BLOCK, SPLITS, LINES_AHEAD,
     )  # fmt: skip
     if SPLITS == 1:
         store_product(
@@ -94,8 +96,10 @@ def narrow_sums(
     OUT_BLOCK: tl.constexpr,
     IN_BLOCK: tl.constexpr,
     SPLITS: tl.constexpr,
+    LINES_AHEAD: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
-    """W·xᵀ of a tile, [OUT_BLOCK, TOKEN_BLOCK], and of the gate's partner.
+    """W·xᵀ of a tile, [OUT_BLOCK, TOKEN_BLOCK], and of the gate's partner. LINES_AHEAD: how many lines of each row of W
+    are asked for before x is there.
 
     NORMED: of x after an RMS norm with the weight norm_ptr. Then x times that weight is rounded to x's dtype for the
     matrix units, and the sums are scaled by the norm of each row.
@@ -111,6 +115,11 @@ def narrow_sums(
     product = tl.zeros([OUT_BLOCK, TOKEN_BLOCK], dtype=tl.float32)
     up = tl.zeros([OUT_BLOCK, TOKEN_BLOCK], dtype=tl.float32)
     squares = tl.zeros([TOKEN_BLOCK], dtype=tl.float32)
+    if LINES_AHEAD > 0:
+        ask_for_lines(weight_ptr + row * IN + split * PER_SPLIT, LINES_AHEAD)
+        if GATED:
+            ask_for_lines(weight_ptr + (row + OUT) * IN + split * PER_SPLIT, LINES_AHEAD)
+        wait_for_launch_before()
     first, first_up = row, row
     if masks_ptr is not None:
         first = first_elements(masks_ptr, starts_ptr, row, split * PER_SPLIT, IN)

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import triton
 
+from llmc.codegen.triton.dependent_launch import releases_next_launch
 from llmc.codegen.triton.kernels.products.coded_ways import code_operands, code_tilings, gemv_instructions
 from llmc.codegen.triton.kernels.products.product import Product
 from llmc.codegen.triton.kernels.products.product_way import MOST_GEMV_ROWS, MOST_SPLIT_ROWS, Tiling, Way, token_block
@@ -63,7 +64,8 @@ def _tilings(product: Product, target: GpuTarget, tokens: int) -> tuple[Tiling, 
     if product.sparse is not None:
         shapes = sparse_tilings(product, target, tokens)
     else:
-        shapes = [_gemv(product, target, tokens)] if tokens <= MOST_GEMV_ROWS else _shapes(product, target, tokens)
+        few = tokens <= _most_gemv_rows(product, target)
+        shapes = [_gemv(product, target, tokens)] if few else _shapes(product, target, tokens)
     fitting = [found for found in (_fit(product, target, shape) for shape in shapes) if found is not None]
     if product.norm is not None:
         fitting += [
@@ -137,15 +139,25 @@ def _rate(product: Product, target: GpuTarget) -> float:
     return target.fp32_rate if product.itemsize == 4 else target.bf16_rate
 
 
+def _most_gemv_rows(product: Product, target: GpuTarget) -> int:
+    """Rows up to which vectors are multiplied. Sums of several tokens take registers, and then too few bytes are in
+    flight on newer NVIDIA GPUs, and too many instructions are issued on others: matrix units do these products."""
+    if product.itemsize == 4 or target.backend != "cuda":
+        return MOST_GEMV_ROWS
+    return 1 if releases_next_launch(target) else 2
+
+
 def _gemv(product: Product, target: GpuTarget, tokens: int) -> Tiling:
     """16 bytes per thread along the channels; fewer outputs per program where there would be too few programs.
 
-    For one token, long rows are read 4 KiB at a time: products of an 8B model took 5 to 20% less time on an H200.
+    For one token, long rows are read 4 KiB at a time: products of an 8B model took 5 to 20% less time on an H200. A
+    B200 needs more bytes in flight than these programs have: there they have two rows and 8 warps.
     """
     per_warp = target.warp_size * 16 // product.itemsize
     wide = 8 * per_warp
     if tokens == 1 and product.channels >= 4 * wide and product.channels % wide == 0:
-        return Tiling(Way.DENSE_GEMV, 1, 1, wide, 4, 1, 1.0)
+        out_block, warps = (2, 8) if target.arch == 100 else (1, 4)
+        return Tiling(Way.DENSE_GEMV, 1, out_block, wide, warps, 1, 1.0)
     counts = (8, 4, 2) if tokens == 1 and product.channels >= 2 * wide else (4, 2)
     warps = next(
         (w for w in counts if product.channels % (w * per_warp) == 0), 1 if product.channels <= per_warp else 4

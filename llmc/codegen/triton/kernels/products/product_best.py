@@ -30,6 +30,7 @@ def best_gemv_kernel(
     OUT_BLOCK: tl.constexpr,
     IN_BLOCK: tl.constexpr,
     AHEAD: tl.constexpr,
+    LINES_AHEAD: tl.constexpr,
     BLOCKS: tl.constexpr,
     CHUNKS: tl.constexpr,
 ) -> None:
@@ -44,7 +45,7 @@ def best_gemv_kernel(
         first_out = (first_token + block) * OUT_BLOCK
         logits, _ = gemv_sums(
             x_ptr, x_row_stride, weight_ptr, None, None, None, 0.0, first_token, first_out, tokens,
-            IN, OUT, False, False, TOKENS, OUT_BLOCK, IN_BLOCK, AHEAD,
+            IN, OUT, False, False, TOKENS, OUT_BLOCK, IN_BLOCK, AHEAD, LINES_AHEAD,
         )  # fmt: skip
         best, where = _best_of_tile(logits, (block * OUT_BLOCK + out)[None, :], bias_ptr, OUT, 1)
         # An equal one in a later block has a higher index.
@@ -69,6 +70,7 @@ def best_narrow_kernel(
     TOKEN_BLOCK: tl.constexpr,
     OUT_BLOCK: tl.constexpr,
     IN_BLOCK: tl.constexpr,
+    LINES_AHEAD: tl.constexpr,
     CHUNKS: tl.constexpr,
 ) -> None:
     """Program (j, i): the j-th OUT_BLOCK outputs of the i-th TOKEN_BLOCK tokens. Grid: (CHUNKS, token tiles)."""
@@ -76,7 +78,7 @@ def best_narrow_kernel(
     first_out, first_token = tl.program_id(0).to(tl.int64) * OUT_BLOCK, tl.program_id(1).to(tl.int64) * TOKEN_BLOCK
     logits, _ = narrow_sums(
         x_ptr, x_row_stride, weight_ptr, None, None, None, 0.0, first_token, first_out, 0, tokens,
-        IN, OUT, False, False, TOKEN_BLOCK, OUT_BLOCK, IN_BLOCK, 1,
+        IN, OUT, False, False, TOKEN_BLOCK, OUT_BLOCK, IN_BLOCK, 1, LINES_AHEAD,
     )  # fmt: skip
     index = tl.program_id(0) * OUT_BLOCK + out
     largest, place = _best_of_tile(logits, index[:, None], bias_ptr, OUT, 0)

@@ -6,7 +6,9 @@ from typing import Any
 import torch
 import triton
 
+from llmc.codegen.triton.dependent_launch import releases_next_launch
 from llmc.codegen.triton.kernel import Constant, DeviceLaunch, LibraryFunction, rows
+from llmc.codegen.triton.kernels.launch_edge import LINE
 from llmc.codegen.triton.kernels.products.coded_gemv import code_gemv_kernel
 from llmc.codegen.triton.kernels.products.coded_narrow import code_narrow_kernel
 from llmc.codegen.triton.kernels.products.coded_tile import code_tile_kernel
@@ -41,6 +43,8 @@ _FINISHING = (
     *("bias_ptr", "delta_ptr", "delta_row_stride", "adapters_ptr", "residual_ptr", "residual_row_stride"),
     *("y_ptr", "y_row_stride", "tokens", "scale"),
 )
+# Bytes of W that a program asks the L2 cache for before it waits: a few programs' fill the gap between two launches.
+_BYTES_AHEAD, _BULK_ALIGNMENT = 16384, 16
 _LIBRARY_MATMUL = LibraryFunction(library_products.matmul)
 
 
@@ -130,11 +134,17 @@ def _launch(product: Product, target: GpuTarget, tiling: Tiling) -> DeviceLaunch
         "IN_BLOCK": tiling.in_block,
     }
     if tiling.way is Way.DENSE_GEMV:
-        constants |= {"TOKENS": tiling.token_block, "NORMED": tiling.normed, "AHEAD": _is_ahead(product, tiling)}
+        constants |= {
+            "TOKENS": tiling.token_block,
+            "NORMED": tiling.normed,
+            "AHEAD": _is_ahead(product, target, tiling),
+        }
+        constants["LINES_AHEAD"] = 0 if constants["AHEAD"] else _dense_lines(product, target, tiling)
         return _with(gemv_kernel, product, constants, (str(out_tiles),), tiling)
     constants["TOKEN_BLOCK"] = tiling.token_block
     if tiling.way is Way.DENSE_NARROW:
         constants |= {"SPLITS": tiling.splits, "NORMED": tiling.normed}
+        constants["LINES_AHEAD"] = _dense_lines(product, target, tiling)
         by_split = (str(out_tiles), token_tiles, str(tiling.splits))
         return _split(product, _with(narrow_kernel, product, constants, by_split, tiling), tiling.splits)
     constants["GROUP"] = _GROUP
@@ -145,10 +155,31 @@ def _launch(product: Product, target: GpuTarget, tiling: Tiling) -> DeviceLaunch
     return _with(persistent_kernel, product, constants, grid, tiling)
 
 
-def _is_ahead(product: Product, tiling: Tiling) -> bool:
+def _is_ahead(product: Product, target: GpuTarget, tiling: Tiling) -> bool:
     """Whether gemv_kernel loads W before it waits: not W in a buffer, which a launch before may still write."""
     is_whole = product.channels % tiling.in_block == 0 and product.channels >= 2 * tiling.in_block
-    return _is_stored(product, "weight_ptr") and product.sparse is None and is_whole and tiling.token_block == 1
+    is_read_early = releases_next_launch(target) and _is_stored(product, "weight_ptr") and product.sparse is None
+    return is_read_early and is_whole and tiling.token_block == 1
+
+
+def _dense_lines(product: Product, target: GpuTarget, tiling: Tiling) -> int:
+    blocks = triton.cdiv(product.channels, tiling.splits * tiling.in_block)
+    row = product.channels * product.itemsize
+    return _lines_ahead(product, target, "weight_ptr", tiling, row, blocks * tiling.in_block * product.itemsize)
+
+
+def _lines_ahead(product: Product, target: GpuTarget, pointer: str, tiling: Tiling, row: int, part: int) -> int:
+    """Return how many lines of each of its rows of W a program asks for before it waits, as a power of two; 0 if there
+    is no wait, if a launch may write W, or if rows do not begin at multiples of 16 bytes.
+
+    row: bytes of a row. part: bytes of a row that one of several splits reads, but the last.
+    """
+    if not releases_next_launch(target) or product.sparse is not None or not _is_stored(product, pointer):
+        return 0
+    starts = row, *((part,) if tiling.splits > 1 else ())
+    shortest = row - (tiling.splits - 1) * part
+    lines = min(_BYTES_AHEAD // tiling.out_block, shortest) // LINE
+    return 0 if lines < 1 or any(start % _BULK_ALIGNMENT for start in starts) else 1 << lines.bit_length() - 1
 
 
 def _is_stored(product: Product, pointer: str) -> bool:
@@ -161,10 +192,13 @@ def _code_launch(product: Product, codes: Codes, target: GpuTarget, tiling: Tili
     """The same of a product with a quantized weight."""
     out_tiles = triton.cdiv(product.outputs, tiling.out_block)
     constants: dict[str, Constant] = {**product.constants, "OUT_BLOCK": tiling.out_block}
+    row_bytes = product.constants["ROW_BYTES"]
+    assert isinstance(row_bytes, int)
     if tiling.way is Way.CODED_GEMV:
         chunk = min(_CHUNK_BYTES, (codes.group or _CHUNK_BYTES * codes.per_byte) // codes.per_byte)
         chunks = max(1, min(tiling.in_block, triton.next_power_of_2(product.channels)) // codes.per_byte // chunk)
         constants |= {"TOKENS": tiling.token_block, "CHUNKS": chunks, "CHUNK_BYTES": chunk}
+        constants["LINES_AHEAD"] = _lines_ahead(product, target, "codes_ptr", tiling, row_bytes, row_bytes)
         return _with(code_gemv_kernel, product, constants, (str(out_tiles),), tiling)
     if tiling.way is Way.CODED_NARROW:
         constants |= {"TOKEN_BLOCK": tiling.token_block, "WARPS": tiling.num_warps}
@@ -178,6 +212,9 @@ def _code_launch(product: Product, codes: Codes, target: GpuTarget, tiling: Tili
         "SPLITS": tiling.splits,
         "GROUP": _GROUP,
     }
+    turns = triton.cdiv(triton.cdiv(product.channels, tiling.in_block), tiling.splits)
+    part = turns * tiling.in_block // codes.per_byte
+    constants["LINES_AHEAD"] = _lines_ahead(product, target, "codes_ptr", tiling, row_bytes, part)
     tiles = f"cdiv({product.count}, {tiling.token_block}) * {out_tiles}"
     whole = _with(code_tile_kernel, product, constants, (tiles, str(tiling.splits)), tiling)
     return _split(product, whole, tiling.splits)
