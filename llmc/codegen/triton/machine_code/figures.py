@@ -159,17 +159,21 @@ class KernelCode:
 
     @property
     def unfused_multiplies(self) -> int:
-        """Sums in the main loop of a product that was rounded, where one instruction could do both."""
-        products: set[int] = set()
+        """Sums in the main loop of a product that was rounded, where one instruction could do both: nothing but sums
+        reads the product."""
+        # By register, the sums of the product that it holds; None if the product itself is needed.
+        products: dict[int, int | None] = {}
         unfused = 0
         for instruction in self.main_loop:
             numbers = [register.number for register in instruction.registers if not register.is_uniform]
-            if instruction.name == "FADD" and products.intersection(numbers[1:]):
-                unfused += 1
-            products.difference_update(numbers[:1])
+            for number in products.keys() & set(numbers[1:]):
+                sums = products[number]
+                products[number] = sums + 1 if instruction.name == "FADD" and sums is not None else None
+            for number in numbers[:1]:
+                unfused += products.pop(number, None) or 0
             if instruction.name == "FMUL":
-                products.update(numbers[:1])
-        return unfused
+                products.update(dict.fromkeys(numbers[:1], 0))
+        return unfused + sum(sums or 0 for sums in products.values())
 
     @property
     def exits_before_wait(self) -> int:

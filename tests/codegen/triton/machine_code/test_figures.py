@@ -24,6 +24,28 @@ from tests.gpu_target import gpu_target
 _POINTERS = ("x_ptr", "weight_ptr", "y_ptr")
 
 
+@pytest.mark.parametrize(
+    ("lines", "count"),
+    [
+        (["FMUL R1,R2,R3", "FADD R4,R4,R1"], 1),
+        (["FMUL R1,R2,R3", "FADD R4,R4,R1", "FADD R5,R5,R1", "FMUL R1,R2,R3"], 2),
+        (["FMUL R1,R2,R3", "FADD R4,R4,R1", "FMNMX R5,R1,R6"], 0),
+        (["FMUL R1,R2,R3", "MUFU R1,R1", "FADD R4,R4,R1"], 0),
+        (["FFMA R4,R2,R3,R4", "FADD R4,R4,R1"], 0),
+    ],
+)
+def test_a_product_that_only_sums_read_could_be_fused(
+    lines: list[str], count: int, workers: Workers, tmp_path: Path
+) -> None:
+    code = _compiled("waiting_kernel", {"TURNS": 64, "STORES_FIRST": False}, workers, tmp_path)
+    parts = [line.split() for line in lines]
+    loop = tuple(
+        Instruction(i, name, (), operands, None, 1, None, frozenset()) for i, (name, operands) in enumerate(parts)
+    )
+    vars(code)["main_loop"] = loop
+    assert code.unfused_multiplies == count
+
+
 def _compiled(
     function: str, constants: dict[str, int | bool], workers: Workers, directory: Path, counts: tuple[str, ...] = ()
 ) -> KernelCode:
