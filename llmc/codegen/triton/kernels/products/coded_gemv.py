@@ -68,7 +68,7 @@ def code_gemv_kernel(
     """Program (j, i): the j-th OUT_BLOCK outputs of the i-th TOKENS tokens. Sums in fp32.
 
     CHUNK_BYTES: of a row's codes, or of their low bits, that share a scale; CHUNKS of them at a time. X_GROUPS: scales
-    of a token. LINES_AHEAD: how many lines of each row of W are asked for before x is there.
+    of a token. LINES_AHEAD: how many lines of each row of W are requested before x is there.
     """
     first_out, first_token = tl.program_id(0).to(tl.int64) * OUT_BLOCK, tl.program_id(1).to(tl.int64) * TOKENS
     out, token = tl.arange(0, OUT_BLOCK), tl.arange(0, TOKENS)

@@ -80,7 +80,7 @@ def code_tile_kernel(
     """Program (n, s): the n-th tile [OUT_BLOCK, TOKEN_BLOCK] over the s-th part of IN, BYTE_BLOCK of W's bytes a turn.
 
     OPERANDS: int8, fp8, or the float type that the matrix units multiply. GROUP: of token tiles, as in dense_tile.py.
-    LINES_AHEAD: how many lines of each row of W are asked for before x is there.
+    LINES_AHEAD: how many lines of each row of W are requested before x is there.
     """
     token_tile, out_tile = tile_of(tl.program_id(0), tl.cdiv(tokens, TOKEN_BLOCK), tl.cdiv(OUT, OUT_BLOCK), GROUP)
     first_token, first_out = token_tile.to(tl.int64) * TOKEN_BLOCK, out_tile.to(tl.int64) * OUT_BLOCK

@@ -84,7 +84,7 @@ def gemv_sums(
     """W·x of a tile, [TOKENS, OUT_BLOCK], and of the gate's partner. NORMED: x goes through an RMS norm first.
 
     AHEAD: W is loaded two blocks of channels before it is multiplied, the first two before x is there; for whole
-    blocks, at least two. LINES_AHEAD: otherwise, how many lines of each row of W are asked for before x is there.
+    blocks, at least two. LINES_AHEAD: otherwise, how many lines of each row of W are requested before x is there.
     """
     out, token = tl.arange(0, OUT_BLOCK), tl.arange(0, TOKENS)
     # Rows past the end repeat the last one, so that no load needs a mask for them.

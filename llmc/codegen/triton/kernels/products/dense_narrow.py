@@ -99,7 +99,7 @@ def narrow_sums(
     LINES_AHEAD: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
     """W·xᵀ of a tile, [OUT_BLOCK, TOKEN_BLOCK], and of the gate's partner. LINES_AHEAD: how many lines of each row of W
-    are asked for before x is there.
+    are requested before x is there.
 
     NORMED: of x after an RMS norm with the weight norm_ptr. Then x times that weight is rounded to x's dtype for the
     matrix units, and the sums are scaled by the norm of each row.
