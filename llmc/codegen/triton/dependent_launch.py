@@ -17,8 +17,8 @@ FIRST_ARCH = 90
 _RELEASE, _WAIT = "griddepcontrol.launch_dependents", "griddepcontrol.wait"
 # Lines before a kernel's first instruction are declarations, positions in the source, labels or comments.
 _BEFORE_INSTRUCTIONS = re.compile(r"\s*(\.|//|\$|$)")
-# `wait` does not order copies by the asynchronous proxy after ordinary writes of the launch before. The L2 cache fetches
-# weights only, which no launch writes.
+# `wait` does not order copies by the asynchronous proxy after ordinary writes of the launch before. Prefetches are of
+# weights, which no launch writes.
 _BULK_COPY = re.compile(r"cp\.async\.bulk\.(?!prefetch\.)")
 
 
