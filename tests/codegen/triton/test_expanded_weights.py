@@ -19,7 +19,7 @@ from llmc.codegen.triton.kernels.products.expand_codes import expand_codes_kerne
 from llmc.codegen.triton.kernels.products.linear import linear, lm_head
 from llmc.codegen.triton.launch_alternatives import launch_alternatives
 from llmc.codegen.triton.lowering import lower_device
-from llmc.formats.code_format import CODE_FORMATS
+from llmc.formats.code_format import CODE_FORMATS, TOKEN_GROUP
 from llmc.graph.code_numbers import code_dtype
 from llmc.graph.execute import Chunk, run_steps
 from llmc.options import BuildOptions
@@ -44,10 +44,12 @@ def _weight(out: int, columns: int, format: str = "int4") -> QuantizedWeight:
     return QuantizedWeight(meta(out, columns, dtype=code_dtype(format)), meta(out, columns // 128), None, format)
 
 
-def _chosen(weight: QuantizedWeight, rows: int, target: GpuTarget, x_format: str = "none") -> DeviceLaunch:
+def _chosen(
+    weight: QuantizedWeight, rows: int, target: GpuTarget, x_format: str = "none", x_group: int | None = None
+) -> DeviceLaunch:
     """What is launched first for this number of rows."""
     columns = weight.codes.shape[1]
-    arguments = (rounded(meta(2, columns), x_format), weight.claimed(), None, torch.bfloat16)
+    arguments = (rounded(meta(2, columns), x_format, group=x_group), weight.claimed(), None, torch.bfloat16)
     call = TensorCall(linear, arguments, (meta(2, len(weight.codes)),), "meta", in_place=False)
     ranges = alternatives(linear.candidates(call, target))
     return next(x for x, only, _ in ranges if only is None or only.holds(tokens=rows, logit_rows=0))
@@ -78,6 +80,18 @@ def test_rounded_tokens_and_large_heads_are_multiplied_as_codes() -> None:
     arguments = (meta(2, 4096), head.claimed())
     call = TensorCall(lm_head, arguments, (meta(2, 128256, dtype=torch.float32),), "meta", in_place=False)
     assert _expand() not in {python_function(launch.function) for launch in lm_head.candidates(call, H200)}
+
+
+@pytest.mark.parametrize("format", ["int4", "q4_k"])
+def test_few_rounded_tokens_are_multiplied_as_numbers(format: str) -> None:
+    """Others as codes, as all are if 8 bits are multiplied by 8 bits: matrix units take those as they are."""
+    for stored, rows, as_numbers in ((format, 1, True), (format, 8, True), (format, 64, False), ("int8", 1, False)):
+        rounding = _chosen(_weight(6144, 4096, stored), rows, H200, "int8", TOKEN_GROUP)
+        (product,) = rounding.then
+        function = "code_narrow_kernel" if as_numbers else "code_tile_kernel"
+        assert python_function(product.function).__name__ == function
+        assert rounding.constants["AS_NUMBERS"] == as_numbers
+        assert product.constants["X_FORMAT"] == ("none" if as_numbers else "int8")
 
 
 def test_a_workspace_takes_a_small_part_of_the_memory() -> None:

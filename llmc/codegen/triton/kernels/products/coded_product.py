@@ -1,8 +1,9 @@
 """Products of weights that are codes: the arguments of the kernels for them, and what those do not read.
 
 x as it is, or rounded to int8 or fp8 codes by a launch before (quantize_tokens.py), which may put it through an RMS
-norm first. A few tokens are bound by reading the codes: code_narrow multiplies them, or code_gemv if x is fp32 or
-codes, or code_narrow does not know the format. More tokens are multiplied on the matrix units (code_tile).
+norm first. A few tokens are bound by reading the codes: code_narrow multiplies them, rounded ones as numbers, or
+code_gemv if x is fp32 or code_narrow does not know the format. More tokens are multiplied on the matrix units
+(code_tile).
 """
 
 from collections.abc import Mapping
@@ -17,7 +18,7 @@ from llmc.codegen.triton.kernel import rows
 from llmc.codegen.triton.kernels.products.expand_codes import expandable
 from llmc.codegen.triton.kernels.products.format_facts import by_group, in_pairs
 from llmc.codegen.triton.kernels.products.product import Codes, Epilogue, Product, product_of
-from llmc.codegen.triton.kernels.products.quantize_tokens import quantize_launch, token_groups
+from llmc.codegen.triton.kernels.products.quantize_tokens import as_numbers, quantize_launch, token_groups
 from llmc.codegen.triton.kernels.refusals import FLOATS, tensors_of
 from llmc.formats.code_format import CODE_FORMATS, RUN_UNIT, TOKEN_GROUP
 from llmc.graph.product_parts import unrounded_parts
@@ -110,11 +111,31 @@ def codes_product(
     turn = turn_channels(format, channels, groups["GROUPS"])
     if x_groups > 1:
         turn = TOKEN_GROUP
-    return replace(
+    whole = replace(
         product,
         constants={**product.constants, **constants},
         codes=Codes(format, x_format, turn, nbytes, quantize),
     )
+    return whole if arrived is None else _with_numbers(whole, arrived)
+
+
+def _with_numbers(product: Product, arrived: Call) -> Product:
+    """The product of rounded tokens, which may read them as numbers if those have 16 bits. arrived: of round_tokens."""
+    codes = product.codes
+    assert codes is not None and codes.quantize is not None
+    if product.itemsize != 2:
+        return product
+    launch, x = as_numbers(codes.quantize, arrived)
+    groups = product.constants["GROUPS"]
+    assert isinstance(groups, int)
+    turn = turn_channels(codes.format, product.channels, groups)
+    numbers = replace(
+        product,
+        arguments={**product.arguments, **x},
+        constants={**product.constants, "X_FORMAT": "none", "X_GROUPS": 1},
+        codes=Codes(codes.format, "none", turn, codes.nbytes, launch),
+    )
+    return replace(product, codes=replace(codes, as_numbers=numbers))
 
 
 def code_pointers(parts: Mapping[str, Operand | None]) -> dict[str, Argument]:

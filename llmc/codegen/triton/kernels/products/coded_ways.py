@@ -1,6 +1,8 @@
 """The ways to compute a product with a weight of codes on a target, and their tiles: coded_gemv.py, coded_narrow.py,
 coded_tile.py."""
 
+from dataclasses import replace
+
 import torch
 import triton
 
@@ -22,7 +24,6 @@ _MOST_WAVES = 8
 # The share of the peak rate that tiles would reach if decoding took no time, and the number of tokens whose products
 # take as long as decoding int4.
 _DECODED_EFFICIENCY, _INT4_DECODING, _SHORT_TURN = 0.26, 36, 0.6
-_HALVES = (torch.bfloat16, torch.float16)
 # The least depth of both operands in a matrix instruction of 8-bit numbers.
 _LEAST_DEPTH = 32
 
@@ -50,6 +51,9 @@ def operand_type(x_format: str, dtype: torch.dtype, depth: int, target: GpuTarge
 def code_tilings(product: Product, codes: Codes, target: GpuTarget, tokens: int) -> tuple[Tiling, ...]:
     """The ways that can serve that many rows on the target."""
     shapes = _narrow(product, codes, target, tokens) if tokens <= MOST_NARROW_ROWS else []
+    numbers = codes.as_numbers
+    if numbers is not None and numbers.codes is not None and tokens <= MOST_NARROW_ROWS:
+        shapes = [replace(t, as_numbers=True) for t in _narrow(numbers, numbers.codes, target, tokens)]
     if not shapes and tokens <= MOST_GEMV_ROWS:
         shapes = [_gemv(product, codes, target, tokens)]
     in_block = _tile_channels(product, codes, target)
@@ -109,6 +113,19 @@ def gemv_instructions(codes: Codes, tokens: int) -> int:
     return 7 + 2 * tokens if codes.per_byte == 1 else 14 + 6 * tokens
 
 
+def tile_instructions(codes: Codes, x_groups: int, block: int) -> float:
+    """Instructions of a lane in coded_tile.py for each byte of codes, about, if tokens are rounded: counted in the
+    machine code for an H100. block: tokens of a tile."""
+    record = CODE_FORMATS[codes.format]
+    of_code = 1.3 if codes.per_byte == 1 else 5.5
+    if record.steps is not None or record.has_minimum:
+        of_code += 5.5
+    if x_groups > 1:
+        # The sums of each group become fp32 and are multiplied by their tokens' scales.
+        of_code += 3 + block / 9
+    return of_code * codes.per_byte
+
+
 def _efficiency(codes: Codes, block: int, in_block: int, of_codes: float) -> float:
     """The share of the peak rate for tiles of `block` tokens; `of_codes` if tokens are codes.
 
@@ -137,7 +154,7 @@ def _narrow(product: Product, codes: Codes, target: GpuTarget, tokens: int) -> l
     These sizes were the fastest of several on an H200: the products of a layer of an 8B model took 47 us for one token,
     78 for 8, and 223 for 32, where tiles in shared memory took 138.
     """
-    is_known = codes.format in NARROW_FORMATS and codes.x_format == "none" and product.call.dtype("x") in _HALVES
+    is_known = codes.format in NARROW_FORMATS and codes.x_format == "none" and product.itemsize == 2
     is_known = is_known and product.sparse is None and product.channels % NARROW_CHANNELS == 0
     groups = int(product.constants["GROUPS"] or 1)
     is_known = is_known and (groups == 1 or product.channels // groups >= _LEAST_NARROW_GROUP)

@@ -10,7 +10,12 @@ from dataclasses import replace
 import triton
 
 from llmc.codegen.triton.dependent_launch import releases_next_launch
-from llmc.codegen.triton.kernels.products.coded_ways import code_operands, code_tilings, gemv_instructions
+from llmc.codegen.triton.kernels.products.coded_ways import (
+    code_operands,
+    code_tilings,
+    gemv_instructions,
+    tile_instructions,
+)
 from llmc.codegen.triton.kernels.products.product import Product
 from llmc.codegen.triton.kernels.products.product_way import MOST_GEMV_ROWS, MOST_SPLIT_ROWS, Tiling, Way, token_block
 from llmc.codegen.triton.kernels.products.sparse_ways import INSTRUCTIONS, issue_seconds, sparse_tilings
@@ -88,6 +93,9 @@ def predicted_seconds(product: Product, target: GpuTarget, tiling: Tiling, token
         expanding = max(both / (_EXPANDING_SHARE * target.bandwidth), issued)
         after = predicted_seconds(expansion.product, target, replace(tiling, expanded=False), tokens)
         return expanding + target.launch + after
+    if tiling.as_numbers:
+        assert product.codes is not None and product.codes.as_numbers is not None
+        return predicted_seconds(product.codes.as_numbers, target, replace(tiling, as_numbers=False), tokens)
     out_tiles = triton.cdiv(product.outputs, tiling.out_block)
     programs = out_tiles * triton.cdiv(tokens, tiling.token_block) * tiling.splits
     moved, launches, joining = float(product.bytes_moved(tokens)), 1, 0.0
@@ -115,6 +123,10 @@ def predicted_seconds(product: Product, target: GpuTarget, tiling: Tiling, token
     if tiling.way is Way.CODED_GEMV and product.codes is not None and product.sparse is None:
         instructions = product.codes.nbytes * gemv_instructions(product.codes, tiling.token_block)
         arithmetic += issue_seconds(instructions, target) / busy
+    if tiling.way is Way.CODED_TILE and product.codes is not None and product.codes.x_format != "none":
+        each = tile_instructions(product.codes, int(product.constants["X_GROUPS"] or 1), tiling.token_block)
+        instructions = int(product.codes.nbytes * each) * triton.cdiv(tokens, tiling.token_block)
+        arithmetic = max(arithmetic, issue_seconds(instructions, target) / busy)
     if product.sparse is not None:
         elements, tiles = product.weight_rows * product.channels, triton.cdiv(tokens, tiling.token_block)
         arithmetic += issue_seconds(elements * tiles * INSTRUCTIONS, target) / busy

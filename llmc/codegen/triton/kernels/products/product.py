@@ -40,7 +40,7 @@ class Codes:
     all of a row.
 
     nbytes: of W, with all that its scales are made of. quantize: rounds x to codes into a workspace, where the kernels
-    find it.
+    find it. as_numbers: the product of a few tokens, of the numbers that x's codes stand for.
     """
 
     format: str
@@ -48,6 +48,7 @@ class Codes:
     group: int | None
     nbytes: int
     quantize: DeviceLaunch | None
+    as_numbers: "Product | None" = None
 
     @property
     def per_byte(self) -> int:

@@ -110,6 +110,8 @@ def _serving(product: Product, target: GpuTarget, tiling: Tiling, span: _Range) 
         moved = product.weight_nbytes + product.expansion.nbytes
         before.append(replace(product.expansion.launch, moved=str(moved)))
         product, tiling = product.expansion.product, replace(tiling, expanded=False)
+    if tiling.as_numbers and product.codes is not None and product.codes.as_numbers is not None:
+        product, tiling = product.codes.as_numbers, replace(tiling, as_numbers=False)
     seconds, launch = predicted_seconds(product, target, tiling, span.judged), _launch(product, target, tiling)
     if product.norm is not None and not tiling.normed:
         before.append(product.norm.launch)

@@ -28,7 +28,7 @@ class Tiling:
 
     in_block: of CODED_NARROW, channels that a warp loads at once. normed: the kernel norms x itself; otherwise a launch
     before it does, where there is a norm. expanded: of a weight that a launch before writes to a workspace (product.py,
-    Expansion), not of the weight as it is stored.
+    Expansion), not of the weight as it is stored. as_numbers: of rounded tokens as numbers (product.py, Codes).
     """
 
     way: Way
@@ -41,6 +41,7 @@ class Tiling:
     splits: int = 1
     normed: bool = False
     expanded: bool = False
+    as_numbers: bool = False
 
 
 def token_block(tokens: int, most: int) -> int:

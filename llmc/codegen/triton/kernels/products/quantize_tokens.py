@@ -1,5 +1,8 @@
 """Tokens rounded to int8 or fp8 codes with a scale each, or one per group of channels, ahead of products of codes.
 
+The codes are stored with their scales, or as the numbers that they stand for, in x's dtype: kernels for a few tokens
+multiply those.
+
     scale[t] = max |x[t]| / largest (or a static one),   code = nearest(x / scale), ties to even, saturated
 
 A NaN in a row or group makes its scale NaN (llmc/ops/token_codes.py): the maximum is taken over the bits, where NaN is
@@ -18,7 +21,7 @@ from llmc.codegen.call import Call
 from llmc.codegen.triton.kernel import DeviceLaunch, rows
 from llmc.codegen.triton.kernels.products.coded_tile import TILE_SCALES
 from llmc.codegen.triton.kernels.products.product import most_rows
-from llmc.codegen.triton.kernels.products.weight_codes import e4m3_codes, nearest_integers
+from llmc.codegen.triton.kernels.products.weight_codes import e4m3_codes, e4m3_values, nearest_integers
 from llmc.codegen.triton.kernels.rows.row_block import row_block
 from llmc.codegen.triton.machine_code.budget import Budget
 from llmc.graph.code_numbers import code_dtype
@@ -44,8 +47,11 @@ def quantize_tokens_kernel(
     SLOTS: tl.constexpr,
     NORMED: tl.constexpr,
     BLOCK: tl.constexpr,
+    AS_NUMBERS: tl.constexpr,
 ) -> None:
     """Program t: the codes and the scales of row t. Columns past the last one become zero codes.
+
+    AS_NUMBERS: codes_ptr is for codes times their scales, and no scales are stored.
 
     tokens: rows in total; x has SLOTS consecutive ones after each x_row_stride. GROUP: columns that share a scale; all
     share one if it is COLUMNS. scales_ptr: [tokens, groups] if BY_ROW, otherwise [groups, tokens], where each row is
@@ -71,7 +77,8 @@ def quantize_tokens_kernel(
             x = _row(x_ptr, norm_ptr, norm, start + tl.arange(0, BLOCK), COLUMNS, NORMED)
             largest = tl.maximum(largest, tl.abs(x).to(tl.int32, bitcast=True))
         scale, inverse = _scale(tl.max(largest, 0).to(tl.float32, bitcast=True), x_scale_ptr, LARGEST)
-        tl.store(scales_ptr + token, scale)
+        if not AS_NUMBERS:
+            tl.store(scales_ptr + token, scale)
     codes_row, end = codes_ptr + token * codes_row_stride, codes_row_stride
     if SCALES > 1:
         end = tl.where(place < tokens, codes_row_stride, 0)
@@ -84,12 +91,19 @@ def quantize_tokens_kernel(
             grouped = x.reshape(BLOCK // GROUP, GROUP)
             largest = tl.max(tl.abs(grouped).to(tl.int32, bitcast=True), axis=1)
             scale, inverses = _scale(largest.to(tl.float32, bitcast=True), x_scale_ptr, LARGEST)
-            group = start // GROUP + tl.arange(0, BLOCK // GROUP)
-            to = token * COUNT + group if BY_ROW else group * (tl.cdiv(tokens, SCALES) * SCALES) + place
-            tl.store(scales_ptr + to, scale, mask=group < COUNT)
+            if not AS_NUMBERS:
+                group = start // GROUP + tl.arange(0, BLOCK // GROUP)
+                to = token * COUNT + group if BY_ROW else group * (tl.cdiv(tokens, SCALES) * SCALES) + place
+                tl.store(scales_ptr + to, scale, mask=group < COUNT)
             scaled = (grouped * inverses[:, None]).reshape(BLOCK)
         scaled = tl.minimum(tl.maximum(scaled, -LARGEST), LARGEST)
         codes = e4m3_codes(scaled) if FORMAT == "fp8" else nearest_integers(scaled)
+        if AS_NUMBERS:
+            codes = e4m3_values(codes) if FORMAT == "fp8" else codes.to(tl.float32)
+            if GROUP == COLUMNS:
+                codes *= scale
+            else:
+                codes = (codes.reshape(BLOCK // GROUP, GROUP) * scale[:, None]).reshape(BLOCK)
         tl.store(codes_row + column, codes.to(codes_ptr.dtype.element_ty), mask=column < end)
 
 
@@ -163,6 +177,7 @@ def quantize_launch(call: Call, *, by_row: bool = False) -> tuple[DeviceLaunch, 
             "SLOTS": slots,
             "NORMED": norm is not None,
             "BLOCK": block,
+            "AS_NUMBERS": False,
         },
         (str(count),),
         num_warps=max(1, min(8, block // 256)),
@@ -170,6 +185,18 @@ def quantize_launch(call: Call, *, by_row: bool = False) -> tuple[DeviceLaunch, 
     )
     coded = {"x_ptr": codes["codes_ptr"], "x_row_stride": codes["codes_row_stride"], "x_scales_ptr": scales}
     return launch, coded
+
+
+def as_numbers(launch: DeviceLaunch, call: Call) -> tuple[DeviceLaunch, dict[str, Argument]]:
+    """The launch where it stores the numbers that the codes stand for, and what a product then reads in the place of x.
+    call: of round_tokens."""
+    columns = launch.constants["COLUMNS"]
+    assert isinstance(columns, int)
+    x = call.within("x") or call
+    numbers = call.workspace("x_numbers", launch.arguments["tokens"], -(-columns // 16) * 16, x.dtype("x"))
+    arguments = {**launch.arguments, **rows("codes", numbers), "scales_ptr": None}
+    into = {**rows("x", numbers), "x_scales_ptr": None}
+    return replace(launch, arguments=arguments, constants={**launch.constants, "AS_NUMBERS": True}), into
 
 
 def padded_for_tiles(launch: DeviceLaunch) -> DeviceLaunch:
