@@ -53,7 +53,8 @@ class Cut:
 
     Args:
         leaving: rows that leave it, in order; the others move up. Whole blocks.
-        moves: rows that are copied before, from and to; every source is read first.
+        sources: rows that are copied before. Ranges, so that a cut takes no memory until a table is cut.
+        destinations: the rows that they are copied to; every source is read first.
         chosen: number of first rows that ops of the graph write before (llmc/passes/compaction): they do the moves, or
             choose what moves by layer and head. 0: there are no such ops.
         queries: number of last queries that these ops read; None for all that `CachePolicy.queries` holds.
@@ -63,7 +64,8 @@ class Cut:
     """
 
     leaving: tuple[range, ...]
-    moves: tuple[tuple[int, int], ...] = ()
+    sources: Sequence[int] = ()
+    destinations: Sequence[int] = ()
     chosen: int = 0
     queries: int | None = None
     pinned: int = 0
@@ -73,6 +75,11 @@ class Cut:
     def dropped(self) -> int:
         """Number of rows that leave."""
         return sum(map(len, self.leaving))
+
+    @property
+    def moves(self) -> Iterator[tuple[int, int]]:
+        """The rows that are copied, from and to."""
+        return zip(self.sources, self.destinations, strict=True)
 
     def left(self, rows: Sequence[Row]) -> list[Row]:
         """The rows of a table after the cut. rows: those before it."""
@@ -155,7 +162,7 @@ class CachePolicy:
         if self.fills_at is None:
             return 0
         cut = self.cut(Progress(self.fills_at))
-        ends = [rows.stop for rows in cut.leaving] + [to + 1 for _, to in cut.moves] + [cut.chosen]
+        ends = [rows.stop for rows in cut.leaving] + [to + 1 for to in cut.destinations] + [cut.chosen]
         return self.fills_at - max(ends)
 
     @property
@@ -347,4 +354,6 @@ def _option(kind: type[CachePolicy], key: str, value: str) -> int | StrEnum:
         return word
     if key not in options or not (value.isascii() and value.isdecimal()):
         raise ValueError(f"OPTION=NUMBER with an option of {kind.NAME} ({', '.join(options)})")
+    if len(value) > len(str(MAX_SLOTS)) or int(value) > MAX_SLOTS:
+        raise ValueError(f"a number up to {MAX_SLOTS}, the most rows of a cache")
     return int(value)

@@ -52,8 +52,8 @@ class Streaming(Compression):
 
     def cut(self, done: Progress) -> Cut:
         rows = self.budget + self.every
-        moves = tuple((row + self.every, row) for row in range(self.sinks, self.budget))
-        return Cut((range(self.budget, rows),), moves, chosen=self.budget)
+        sources, destinations = range(self.sinks + self.every, rows), range(self.sinks, self.budget)
+        return Cut((range(self.budget, rows),), sources, destinations, chosen=self.budget)
 
     def most_rows(self, tokens: int) -> int:
         return min(tokens, self.budget + self.every)

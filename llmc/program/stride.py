@@ -42,8 +42,8 @@ class Stride(Compression):
 
     def cut(self, done: Progress) -> Cut:
         first = self.sinks + self.rows * self._cuts(done.dropped)
-        moves = tuple((first + self.step * row, first + row) for row in range(1, self.rows))
-        return Cut((range(first + self.rows, first + self.step * self.rows),), moves)
+        end, whole = first + self.rows, first + self.step * self.rows
+        return Cut((range(end, whole),), range(first + self.step, whole, self.step), range(first + 1, end))
 
     def most_rows(self, tokens: int) -> int:
         exact = self.sinks + self.recent + self.step * self.rows

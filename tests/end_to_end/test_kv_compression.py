@@ -190,6 +190,9 @@ def bits(engine: Engine, prompt: list[int], text: str | None = None) -> tuple[tu
         ("stride:step=2,recent=half", "'recent=half' is not OPTION=NUMBER with an option of stride"),
         ("nearest:window=8", "'nearest' is not a policy"),
         ("stride:step=2,recent=12", "recent=12 is not a multiple of block_size=8"),
+        ("stride:step=2,recent=8,rows=1000000000000", "is not a number up to 2147483647, the most rows of a cache"),
+        (f"streaming:budget={10**20}", "is not a number up to 2147483647"),
+        (f"snapkv:budget={'8' * 5000}", "is not a number up to 2147483647"),
     ],
 )
 def test_a_policy_that_cannot_be_is_refused(text: str, problem: str, model: Path, built: Callable[..., Path]) -> None:
@@ -203,6 +206,27 @@ def test_a_policy_that_cannot_be_is_refused(text: str, problem: str, model: Path
     with llmc.load(path, threads=1) as engine, pytest.raises(RequestError) as asked:
         engine.generate([TOKENS], kv_compression=text)
     assert problem in asked.value.problem and asked.value.fix
+
+
+LARGE = 2**31 - 128
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"stride:step=2,recent=8,rows={LARGE}",
+        f"stride:step={LARGE},recent={LARGE},sinks={LARGE},rows={LARGE}",
+        f"streaming:budget={LARGE},every={LARGE}",
+    ],
+)
+def test_numbers_that_no_sequence_reaches_cost_nothing(text: str, model: Path, tmp_path: Path) -> None:
+    """A list of the rows that a cut moves would not fit into memory."""
+    path, limits = tmp_path / "engine.llmc", dict[str, Any](max_model_len=64, block_size=8, max_batch_tokens=64)
+    with pytest.warns(BuildWarning, match="has no effect"):
+        llmc.build(model, path, target="reference", kv_compression=text, **limits)
+    with pytest.warns(LoadWarning, match="has no effect"), llmc.load(path, kv_compression=text) as engine:
+        (answer,) = engine.generate([TOKENS[:40]], max_tokens=2, kv_compression=text)
+        assert len(answer.choices[0].token_ids) == 2 and engine.logits(TOKENS[:40]).shape[0] == 40
 
 
 @pytest.mark.parametrize(

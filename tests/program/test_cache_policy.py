@@ -158,7 +158,7 @@ def test_newest_rows_of_a_policy_whose_cuts_say_more_are_those_that_it_names() -
         NAME: ClassVar[str] = ""
 
         def cut(self, done: Progress) -> Cut:
-            return Cut((range(8, 16),), moves=((60, 59),))
+            return Cut((range(8, 16),), sources=(60,), destinations=(59,))
 
     assert Own().newest == 0
     assert Moving(8, 8, 2).newest == 64 - 60
