@@ -176,19 +176,23 @@ class CachePolicy:
         cannot is swapped out where the pool has no room for it (docs/kv-offloading.md), or fails."""
         return True
 
-    def cut_problem(self, block_size: int) -> str | None:
-        """Return why tables with blocks of this size cannot be cut as the policy says; None if they can, or never
-        are."""
+    def cut_problem(self, block_size: int) -> tuple[str, str] | None:
+        """Return why tables with blocks of this size cannot be cut as the policy says, and the fix; None if they can,
+        or never are."""
         if self.fills_at is None:
             return None
         ends = [end for rows in self.leaving() for end in (rows.start, rows.stop)]
-        wrong = next((row for row in (self.fills_at, *ends) if row % block_size), None)
+        wrong, fix = (
+            next((row for row in (self.fills_at, *ends) if row % block_size), None),
+            "correct the policy's class",
+        )
         if wrong is not None:
-            return f"cuts tables at row {wrong}, which is not a multiple of block_size={block_size}"
+            problem = f"cuts tables at row {wrong}, which is not a multiple of block_size={block_size}"
+            return problem, f"give options for multiples of {block_size} rows, or build with another block_size"
         if not ends or any(before > after for before, after in pairwise((0, *ends, self.fills_at))):
-            return f"cuts tables of {self.fills_at} rows, but {list(self.leaving())} are not some of them in order"
+            return f"cuts tables of {self.fills_at} rows, but {list(self.leaving())} are not some of them in order", fix
         if self.visible != Visible(window=self.fills_at):
-            return f"cuts tables, and hides rows of them besides: {self.visible}"
+            return f"cuts tables, and hides rows of them besides: {self.visible}", fix
         return None
 
     @property

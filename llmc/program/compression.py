@@ -46,12 +46,13 @@ class Compression(CachePolicy):
     def newest(self) -> int | None:
         return 0 if self.NEWEST_BY is None else int(getattr(self, self.NEWEST_BY))
 
-    def cut_problem(self, block_size: int) -> str | None:
-        """Return why it does not fit blocks of this size, or None."""
+    def cut_problem(self, block_size: int) -> tuple[str, str] | None:
+        """Return why it does not fit blocks of this size, and the fix, or None."""
         for name in self.in_blocks():
             size = getattr(self, name)
             if size % block_size:
-                return f"{name}={size} is not a multiple of block_size={block_size}"
+                problem = f"{name}={size} is not a multiple of block_size={block_size}"
+                return problem, f"give multiples of {block_size}, or build with a smaller block_size"
         return None
 
     def in_blocks(self) -> tuple[str, ...]:
@@ -148,6 +149,13 @@ def unused_compression(policy: CachePolicy, limits: Limits) -> str | None:
 def _drops(policy: CachePolicy, prompt: int, tokens: int) -> bool:
     """Whether a row leaves a table before the sequence has this many tokens."""
     return any(cut.dropped for _, cut in takewhile(lambda made: made[0] < tokens, policy.all_cuts(prompt)))
+
+
+def check_cuts(policy: CachePolicy, block_size: int) -> None:
+    """Raise OptionError for a policy that cannot cut tables with blocks of this size."""
+    found = policy.cut_problem(block_size)
+    if found is not None:
+        raise OptionError(f"{policy}: {found[0]}", at=f"kv_compression={policy}", fix=found[1])
 
 
 def check_newest(policy: CachePolicy, rows: int, block_size: int) -> None:

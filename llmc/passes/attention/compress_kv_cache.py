@@ -20,7 +20,7 @@ from llmc.graph.stage import Stage
 from llmc.options import BuildOptions
 from llmc.passes.rewrite import GraphPass, Numerics
 from llmc.passes.rewrite_log import RewriteLog
-from llmc.program import EVERYTHING, CachePolicy, check_newest, fitted_compression
+from llmc.program import EVERYTHING, CachePolicy, check_cuts, check_newest, fitted_compression
 
 
 def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
@@ -62,10 +62,7 @@ compress_kv_cache = GraphPass("compress_kv_cache", run, Numerics.LOSSY, Stage.CA
 def asked_policy(options: BuildOptions) -> CachePolicy:
     """The policy of `kv_compression`. Raises OptionError for an unknown policy, or for one that does not fit blocks."""
     policy = fitted_compression(options.kv_compression, options.block_size)
-    problem = policy.cut_problem(options.block_size)
-    if problem is not None:
-        fix = f"give multiples of {options.block_size}, or build with a smaller block_size"
-        raise OptionError(f"{policy}: {problem}", at=f"kv_compression={policy}", fix=fix)
+    check_cuts(policy, options.block_size)
     return policy
 
 

@@ -3,7 +3,15 @@
 from collections.abc import Sequence
 
 from llmc.errors import OptionError, RequestError
-from llmc.program import EVERYTHING, CachePolicy, Program, check_newest, compression_problem, fitted_compression
+from llmc.program import (
+    EVERYTHING,
+    CachePolicy,
+    Program,
+    check_cuts,
+    check_newest,
+    compression_problem,
+    fitted_compression,
+)
 
 
 class RequestPolicies:
@@ -61,17 +69,14 @@ class RequestPolicies:
 
     def _checked(self, text: str) -> CachePolicy:
         policy = fitted_compression(text, self._block_size)
-        problem, fix = policy.cut_problem(self._block_size), f"give multiples of {self._block_size}"
+        check_cuts(policy, self._block_size)
+        problem = None
+        if self._built is not None:
+            problem = compression_problem(self._built, policy)
+        elif policy.drops_rows:
+            problem = f"the engine was built without KV compression, and {policy} was requested"
         if problem is not None:
-            problem = f"{policy}: {problem}"
-        elif self._built is None:
-            fix = f"build with kv_compression={policy}"
-            if policy.drops_rows:
-                problem = f"the engine was built without KV compression, and {policy} was requested"
-        else:
-            problem, fix = compression_problem(self._built, policy), f"build with kv_compression={policy}"
-        if problem is not None:
-            raise OptionError(problem, at=f"kv_compression={policy}", fix=fix)
+            raise OptionError(problem, at=f"kv_compression={policy}", fix=f"build with kv_compression={policy}")
         if self._exact_rows:
             check_newest(policy, self._exact_rows, self._block_size)
         return policy
