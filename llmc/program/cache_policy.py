@@ -182,13 +182,11 @@ class CachePolicy:
         if self.fills_at is None:
             return None
         ends = [end for rows in self.leaving() for end in (rows.start, rows.stop)]
-        wrong, fix = (
-            next((row for row in (self.fills_at, *ends) if row % block_size), None),
-            "correct the policy's class",
-        )
+        wrong = next((row for row in (self.fills_at, *ends) if row % block_size), None)
         if wrong is not None:
             problem = f"cuts tables at row {wrong}, which is not a multiple of block_size={block_size}"
             return problem, f"give options for multiples of {block_size} rows, or build with another block_size"
+        fix = "correct the policy's class"
         if not ends or any(before > after for before, after in pairwise((0, *ends, self.fills_at))):
             return f"cuts tables of {self.fills_at} rows, but {list(self.leaving())} are not some of them in order", fix
         if self.visible != Visible(window=self.fills_at):

@@ -230,6 +230,17 @@ def test_numbers_that_no_sequence_reaches_cost_nothing(text: str, model: Path, t
 
 
 @pytest.mark.parametrize(
+    ("family", "text"),
+    [("bloom", "snapkv:share=50"), ("mpt", "stride:step=2,recent=16"), ("bloom", "triattention:budget=64")],
+)
+def test_scores_by_distance_are_refused_once(family: str, text: str, tmp_path: Path) -> None:
+    checkpoint = tiny_checkpoint(family, tmp_path / "model")
+    with pytest.raises(OptionError, match="adds slopes to scores") as caught:
+        llmc.build(checkpoint, tmp_path / "engine.llmc", kv_compression=text, **write_calibration(tmp_path))
+    assert str(caught.value).count("slopes") == 1 and caught.value.fix == "build without kv_compression"
+
+
+@pytest.mark.parametrize(
     ("text", "fix"), [("SnapKV:budget=48", "did you mean 'snapkv'?"), ("None", "did you mean 'none'?")]
 )
 def test_names_in_capitals_are_told(text: str, fix: str) -> None:

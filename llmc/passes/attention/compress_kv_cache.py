@@ -2,9 +2,9 @@
 
     attention(q, k, v, …)  ->  attention(q, k, v, …, keeps="stride:step=4,recent=512")
 One rewrite for each attention. Requests may ask for another policy later, up to one that keeps everything.
-Must have: no window, chunk, or choice of keys, which say themselves what a query sees; nothing else that keeps rows of
-its own by position, such as a draft's layers. One layer at least has to qualify. Where `kv_cache` also keeps the newest
-rows exact, no cut may drop them.
+Must have: no window, chunk, or choice of keys, which say themselves what a query sees; no scores by distance (ALiBi,
+biases); nothing else that keeps rows of its own by position, such as a draft's layers. One layer at least has to
+qualify. Where `kv_cache` also keeps the newest rows exact, no cut may drop them.
 Numerics: lossy.
 """
 
@@ -44,6 +44,7 @@ def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
         if refusal is not None:
             log.refuse(refusal)
             continue
+        check_scores(graph, node, policy)
         has_fitting = True
         if call_arguments(node)["keeps"] is None:
             log.step(f"let the cache of {node.name} keep {policy}", node)
@@ -64,6 +65,22 @@ def asked_policy(options: BuildOptions) -> CachePolicy:
     policy = fitted_compression(options.kv_compression, options.block_size)
     check_cuts(policy, options.block_size)
     return policy
+
+
+def distance_argument(node: fx.Node) -> str | None:
+    """The argument of an attention that counts how far back a key is, or None."""
+    return next((name for name in ("slopes", "bias") if call_arguments(node)[name] is not None), None)
+
+
+def check_scores(graph: ModelGraph, node: fx.Node, policy: CachePolicy) -> None:
+    """Raise OptionError for an attention whose scores count how far back a key is: rows do not tell after a cut."""
+    distance = distance_argument(node)
+    if distance is not None:
+        raise OptionError(
+            f"{graph.info.name} adds {distance} to scores, which count how far back a key is, and {policy} drops rows",
+            at=f"kv_compression={policy}",
+            fix="build without kv_compression",
+        )
 
 
 def refuse_compression(node: fx.Node, policy: CachePolicy) -> Refusal | None:
