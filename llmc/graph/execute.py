@@ -78,7 +78,7 @@ def sequence_inputs(
     for policy in graph.policies:
         if any(cut.sources for _, cut in policy.cuts_before(len(tokens), len(tokens))):
             raise RequestError(
-                f"{policy} moves rows of the cache between steps, which llmc.graph.execute does not do",
+                f"{policy.shown} moves rows of the cache between steps, which llmc.graph.execute does not do",
                 fix=f"read at most {next(policy.cuts(len(tokens)))} tokens",
             )
     caches = _Caches(graph, steps, block_size)

@@ -1,6 +1,6 @@
 """The cache policy of a group of layers: which rows of a sequence its caches keep (docs/cache-policy.md)."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from itertools import count, islice, pairwise, takewhile
@@ -116,6 +116,8 @@ class CachePolicy:
     """
 
     NAME: ClassVar[str] = "everything"
+    # Options that the engine says, such as the rows of a block.
+    SAID: ClassVar[tuple[str, ...]] = ()
 
     @property
     def visible(self) -> Visible:
@@ -276,7 +278,15 @@ class CachePolicy:
 
     def __str__(self) -> str:
         """`NAME:option=value,…`, which `from_text` reads."""
-        given = [(field.name, getattr(self, field.name)) for field in fields(self)]
+        return self._text(())
+
+    @property
+    def shown(self) -> str:
+        """The same for messages, as a user may write it: without options that the engine says."""
+        return self._text(self.SAID)
+
+    def _text(self, without: Collection[str]) -> str:
+        given = [(field.name, getattr(self, field.name)) for field in fields(self) if field.name not in without]
         options = ",".join(f"{name}={value}" for name, value in given if value is not None)
         return f"{self.NAME}:{options}" if options else self.NAME
 
@@ -348,6 +358,7 @@ def _kinds(kind: type[CachePolicy]) -> Iterator[type[CachePolicy]]:
 def _option(kind: type[CachePolicy], key: str, value: str) -> int | StrEnum:
     """The value of an option. Raises ValueError that says what it should be."""
     options = {field.name: field.default for field in fields(kind)}
+    known = ", ".join(name for name in options if name not in kind.SAID)
     default = options.get(key)
     if isinstance(default, StrEnum):
         word = next((word for word in type(default) if word == value), None)
@@ -355,7 +366,7 @@ def _option(kind: type[CachePolicy], key: str, value: str) -> int | StrEnum:
             raise ValueError(f"one of {', '.join(f'{key}={word}' for word in type(default))}")
         return word
     if key not in options or not (value.isascii() and value.isdecimal()):
-        raise ValueError(f"OPTION=NUMBER with an option of {kind.NAME} ({', '.join(options)})")
+        raise ValueError(f"OPTION=NUMBER with an option of {kind.NAME} ({known})")
     if len(value) > len(str(MAX_SLOTS)) or int(value) > MAX_SLOTS:
         raise ValueError(f"a number up to {MAX_SLOTS}, the most rows of a cache")
     return int(value)

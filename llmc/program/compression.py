@@ -130,7 +130,8 @@ def compression_problem(built: CachePolicy, asked: CachePolicy) -> str | None:
     fixed = ", ".join(
         f"{name}={getattr(built, name)}" for name in names if getattr(built, name) != getattr(asked, name)
     )
-    return f"the engine was built for {built}, which cannot run {asked}" + (f": {fixed} cannot change" if fixed else "")
+    problem = f"the engine was built for {built.shown}, which cannot run {asked.shown}"
+    return f"{problem}: {fixed} cannot change" if fixed else problem
 
 
 def unused_compression(policy: CachePolicy, limits: Limits) -> str | None:
@@ -141,7 +142,7 @@ def unused_compression(policy: CachePolicy, limits: Limits) -> str | None:
     if not isinstance(policy, Compression) or any(_drops(policy, prompt, longest) for prompt in prompts):
         return None
     return (
-        f"kv_compression={policy} has no effect: it drops no row of sequences of up to {longest} tokens "
+        f"kv_compression={policy.shown} has no effect: it drops no row of sequences of up to {longest} tokens "
         f"(max_model_len). Give a smaller {policy.kept_by}, or a larger max_model_len"
     )
 
@@ -155,7 +156,7 @@ def check_cuts(policy: CachePolicy, block_size: int) -> None:
     """Raise OptionError for a policy that cannot cut tables with blocks of this size."""
     found = policy.cut_problem(block_size)
     if found is not None:
-        raise OptionError(f"{policy}: {found[0]}", at=f"kv_compression={policy}", fix=found[1])
+        raise OptionError(f"{policy.shown}: {found[0]}", at=f"kv_compression={policy.shown}", fix=found[1])
 
 
 def check_newest(policy: CachePolicy, rows: int, block_size: int) -> None:
@@ -163,7 +164,7 @@ def check_newest(policy: CachePolicy, rows: int, block_size: int) -> None:
     of newest_problem."""
     found = newest_problem(policy, rows, block_size)
     if found is not None:
-        raise OptionError(found[0], at=f"kv_compression={policy}", fix=found[1])
+        raise OptionError(found[0], at=f"kv_compression={policy.shown}", fix=found[1])
 
 
 def newest_problem(policy: CachePolicy, rows: int, block_size: int) -> tuple[str, str] | None:
@@ -176,13 +177,15 @@ def newest_problem(policy: CachePolicy, rows: int, block_size: int) -> tuple[str
         block_size: Rows of a block.
     """
     if policy.renumbers:
-        problem = f"{policy} renumbers positions, and the newest {rows} rows, which are also kept exact, keep theirs"
+        problem = (
+            f"{policy.shown} renumbers positions, and the newest {rows} rows, which are also kept exact, keep theirs"
+        )
         return problem, "build with kv_cache=FORMAT without :recent=, or with another policy"
     if policy.newest is None or policy.newest >= rows:
         return None
     problem = (
-        f"{policy} always keeps only the newest {policy.newest} rows, but attention reads the newest {rows} from a "
-        "cache where they are exact"
+        f"{policy.shown} always keeps only the newest {policy.newest} rows, but attention reads the newest {rows} "
+        "from a cache where they are exact"
     )
     fewer = "without :recent=" if not policy.newest else f"with kv_cache=FORMAT:recent={policy.newest}"
     if not isinstance(policy, Compression) or policy.NEWEST_BY is None:

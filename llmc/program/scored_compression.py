@@ -28,6 +28,7 @@ class Scored(Compression):
 
     NAME: ClassVar[str] = ""
     IN_GRAPH: ClassVar[bool] = True
+    SAID: ClassVar[tuple[str, ...]] = ("block",)
     budget: int | None = None
     share: int | None = None
     every: int = LARGEST_BLOCK

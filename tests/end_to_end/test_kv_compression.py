@@ -13,7 +13,7 @@ import pytest
 import llmc
 from llmc.engine_format.reader import read_engine
 from llmc.errors import BuildWarning, LlmcError, LoadWarning, OptionError, RequestError
-from llmc.program import CachePolicy, parse_compression
+from llmc.program import H2O, CachePolicy, fitted_compression, parse_compression
 from llmc.runtime.engine import Engine
 from tests.end_to_end.calibration_queries import write_calibration
 from tests.end_to_end.logits import assert_close
@@ -206,6 +206,14 @@ def test_a_policy_that_cannot_be_is_refused(text: str, problem: str, model: Path
     with llmc.load(path, threads=1) as engine, pytest.raises(RequestError) as asked:
         engine.generate([TOKENS], kv_compression=text)
     assert problem in asked.value.problem and asked.value.fix
+
+
+def test_the_fix_for_an_engine_without_the_policy_fits_any_block_size(built: Callable[..., Path]) -> None:
+    with llmc.load(built(kv_compression=STRIDE), threads=1) as engine, pytest.raises(RequestError) as caught:
+        engine.generate([TOKENS], kv_compression="h2o:share=50,every=16,recent=16")
+    assert "block=" not in str(caught.value) and caught.value.fix is not None
+    text = caught.value.fix.removeprefix("build with kv_compression=")
+    assert fitted_compression(text, 16) == H2O(share=50, every=16, recent=16)
 
 
 LARGE = 2**31 - 128

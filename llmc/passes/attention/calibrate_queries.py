@@ -52,7 +52,7 @@ def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog, data: ModelDa
         if problem is not None:
             raise OptionError(
                 f"layer {layer} has {problem}",
-                at=f"kv_compression={policy}",
+                at=f"kv_compression={policy.shown}",
                 fix="build with another policy, such as snapkv or h2o (docs/kv-compression.md), or without",
             )
         assert isinstance(rotation, Rotation)

@@ -30,8 +30,8 @@ def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
         return
     if graph.draft is not None:
         raise OptionError(
-            f"the engine drafts with its own layers, whose caches keep every position, and {policy} drops rows",
-            at=f"kv_compression={policy}",
+            f"the engine drafts with its own layers, whose caches keep every position, and {policy.shown} drops rows",
+            at=f"kv_compression={policy.shown}",
             fix="build without speculative, or without kv_compression; drafts by ngram or lookahead work with it",
         )
     rows = exact_rows(options.kv_cache, options.max_model_len or graph.info.max_positions)
@@ -47,12 +47,12 @@ def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
         check_scores(graph, node, policy)
         has_fitting = True
         if call_arguments(node)["keeps"] is None:
-            log.step(f"let the cache of {node.name} keep {policy}", node)
+            log.step(f"let the cache of {node.name} keep {policy.shown}", node)
             node.update_kwarg("keeps", str(policy))
     if not has_fitting:
         raise OptionError(
-            f"no layer of {graph.info.name} has a cache that keeps everything, so {policy} cannot drop rows",
-            at=f"kv_compression={policy}",
+            f"no layer of {graph.info.name} has a cache that keeps everything, so {policy.shown} cannot drop rows",
+            at=f"kv_compression={policy.shown}",
             fix="build without kv_compression",
         )
 
@@ -77,8 +77,9 @@ def check_scores(graph: ModelGraph, node: fx.Node, policy: CachePolicy) -> None:
     distance = distance_argument(node)
     if distance is not None:
         raise OptionError(
-            f"{graph.info.name} adds {distance} to scores, which count how far back a key is, and {policy} drops rows",
-            at=f"kv_compression={policy}",
+            f"{graph.info.name} adds {distance} to scores, which count how far back a key is, and {policy.shown} drops "
+            "rows",
+            at=f"kv_compression={policy.shown}",
             fix="build without kv_compression",
         )
 

@@ -106,10 +106,10 @@ def _refuse_cuts(node: fx.Node, policy: CachePolicy, recent: Nearest | None, blo
         return None
     distance = distance_argument(node)
     if distance is not None:
-        return Refusal(f"{policy} drops rows, but {distance} count how far back a key is", node)
+        return Refusal(f"{policy.shown} drops rows, but {distance} count how far back a key is", node)
     problem = policy.cut_problem(block_size)
     if problem is not None:
-        return Refusal(f"{policy} {problem[0]}", node)
+        return Refusal(f"{policy.shown} {problem[0]}", node)
     dropped = None if recent is None else newest_problem(policy, recent.window or 0, block_size)
     return None if dropped is None else Refusal(dropped[0], node)
 

@@ -62,7 +62,7 @@ class RequestPolicies:
         """
         if self._built is not None and programs:
             raise OptionError(
-                f"the engine drops rows of its KV cache ({self._built}), and its drafter keeps every position",
+                f"the engine drops rows of its KV cache ({self._built.shown}), and its drafter keeps every position",
                 at="speculation",
                 fix="draft by ngram, suffix or lookahead, or load an engine that was built without kv_compression",
             )
@@ -74,9 +74,10 @@ class RequestPolicies:
         if self._built is not None:
             problem = compression_problem(self._built, policy)
         elif policy.drops_rows:
-            problem = f"the engine was built without KV compression, and {policy} was requested"
+            problem = f"the engine was built without KV compression, and {policy.shown} was requested"
         if problem is not None:
-            raise OptionError(problem, at=f"kv_compression={policy}", fix=f"build with kv_compression={policy}")
+            option = f"kv_compression={policy.shown}"
+            raise OptionError(problem, at=option, fix=f"build with {option}")
         if self._exact_rows:
             check_newest(policy, self._exact_rows, self._block_size)
         return policy

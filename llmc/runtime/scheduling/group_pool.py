@@ -62,7 +62,7 @@ class GroupPool:
     def stats(self) -> GroupStats:
         """The numbers of blocks at this moment."""
         pool = self.pool
-        return GroupStats(str(self._policy), pool.count, pool.used, pool.cached, self.kept_rows, self.dropped_rows)
+        return GroupStats(self._policy.shown, pool.count, pool.used, pool.cached, self.kept_rows, self.dropped_rows)
 
     @property
     def built(self) -> CachePolicy:
