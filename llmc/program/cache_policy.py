@@ -1,7 +1,7 @@
 """The cache policy of a group of layers: which rows of a sequence its caches keep (docs/cache-policy.md)."""
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from enum import StrEnum
 from itertools import count, islice, pairwise, takewhile
 from typing import Any, ClassVar, NamedTuple, TypeVar
@@ -16,6 +16,19 @@ TREE_REACH = 63
 _SHORTER = 8
 # Slots are numbered in int32.
 MAX_SLOTS = 2**31 - 1
+
+
+class UnfitError(ValueError):
+    """Options that a policy cannot have.
+
+    Args:
+        problem: Why not.
+        fix: Which ones to give.
+    """
+
+    def __init__(self, problem: str, fix: str) -> None:
+        self.fix = fix
+        super().__init__(problem)
 
 
 @dataclass(frozen=True)
@@ -307,10 +320,12 @@ class CachePolicy:
                 options[key] = _option(kinds[name], key, value)
             except ValueError as error:
                 raise ValueError(f"{text!r:.200}: {option!r} is not {error}") from None
-        try:
-            return kinds[name](**options)
-        except TypeError as error:
-            raise ValueError(f"{text!r:.200} lacks an option: {error}") from None
+        needed = [field.name for field in fields(kinds[name]) if field.default is field.default_factory is MISSING]
+        missing = [option for option in needed if option not in options]
+        if missing:
+            ways = " and ".join(f"{option}=NUMBER" for option in missing)
+            raise UnfitError(f"{text!r:.200}: it lacks {' and '.join(missing)}", f"add {ways}")
+        return kinds[name](**options)
 
 
 @dataclass(frozen=True)

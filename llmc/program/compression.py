@@ -8,7 +8,7 @@ from itertools import takewhile
 from typing import Any, ClassVar
 
 from llmc.errors import OptionError, did_you_mean
-from llmc.program.cache_policy import EVERYTHING, CachePolicy, Visible
+from llmc.program.cache_policy import EVERYTHING, CachePolicy, UnfitError, Visible
 from llmc.program.limits import Limits
 
 # The value of kv_compression that keeps everything.
@@ -93,7 +93,8 @@ def parse_compression(text: str) -> CachePolicy:
     try:
         return CachePolicy.from_text(text)
     except ValueError as error:
-        fix = f"give other options of {name} (docs/kv-compression.md), or {NONE}"
+        other = f"give other options of {name} (docs/kv-compression.md), or {NONE}"
+        fix = error.fix if isinstance(error, UnfitError) else other
         raise _unknown(text, str(error).removeprefix(f"{text!r:.200}: "), fix) from None
 
 

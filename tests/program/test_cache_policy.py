@@ -41,7 +41,7 @@ def test_programs_hold_them_as_text() -> None:
         ("nearest:width=3", "'width=3' is not OPTION=NUMBER with an option of nearest (window, chunk)"),
         ("nearest:window=-3", "'window=-3' is not OPTION=NUMBER"),
         ("nearest:window=0", "a window of 0 tokens leaves nothing to see"),
-        ("sinks_and_recent:sinks=4", "lacks an option"),
+        ("sinks_and_recent:sinks=4", "it lacks recent"),
         ("everything:all=1", "'all=1' is not OPTION=NUMBER with an option of everything ()"),
     ],
 )
