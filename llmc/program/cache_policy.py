@@ -304,8 +304,11 @@ class CachePolicy:
         return f"{self.NAME}:{options}" if options else self.NAME
 
     @staticmethod
-    def from_text(text: str) -> "CachePolicy":
-        """The policy of such a text. Raises ValueError that says what is wrong."""
+    def from_text(text: str, **said: int) -> "CachePolicy":
+        """The policy of such a text. Raises ValueError that says what is wrong.
+
+        said: the options that the engine says, for a text without them.
+        """
         name, _, given = text.partition(":")
         kinds = {kind.NAME: kind for kind in _kinds(CachePolicy) if kind.NAME}
         if name not in kinds:
@@ -325,7 +328,7 @@ class CachePolicy:
         if missing:
             ways = " and ".join(f"{option}=NUMBER" for option in missing)
             raise UnfitError(f"{text!r:.200}: it lacks {' and '.join(missing)}", f"add {ways}")
-        return kinds[name](**options)
+        return kinds[name](**{key: size for key, size in said.items() if key in kinds[name].SAID} | options)
 
 
 @dataclass(frozen=True)

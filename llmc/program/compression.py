@@ -78,8 +78,9 @@ class Compression(CachePolicy):
         return other == EVERYTHING
 
 
-def parse_compression(text: str) -> CachePolicy:
-    """The policy that `kv_compression` names; NONE keeps everything. Raises OptionError."""
+def parse_compression(text: str, **said: int) -> CachePolicy:
+    """The policy that `kv_compression` names; NONE keeps everything. said: as in CachePolicy.from_text. Raises
+    OptionError."""
     if not isinstance(text, str):
         raise _unknown(text, f"it is {type(text).__name__}, and not a text")
     if text in (NONE, str(EVERYTHING)):
@@ -91,7 +92,7 @@ def parse_compression(text: str) -> CachePolicy:
         near = did_you_mean(name.lower(), (NONE, *known))
         raise _unknown(text, f"{name!r:.100} is not a policy. Policies: {', '.join((NONE, *known))}", near + _FORM)
     try:
-        return CachePolicy.from_text(text)
+        return CachePolicy.from_text(text, **said)
     except ValueError as error:
         other = f"give other options of {name} (docs/kv-compression.md), or {NONE}"
         fix = error.fix if isinstance(error, UnfitError) else other
@@ -100,9 +101,9 @@ def parse_compression(text: str) -> CachePolicy:
 
 def fitted_compression(text: str, block_size: int) -> CachePolicy:
     """The same for blocks of this size. Raises OptionError, also for a text that names another size."""
-    policy = parse_compression(text)
+    policy = parse_compression(text, block=block_size)
     fitted = policy.fitted(block_size)
-    if fitted != policy and "block=" in text:
+    if fitted != policy:
         raise _unknown(text, f"blocks have {block_size} rows; block need not be given")
     return fitted
 
@@ -123,16 +124,28 @@ def _unknown(text: object, problem: str, fix: str = _FORM) -> OptionError:
     )
 
 
-def compression_problem(built: CachePolicy, asked: CachePolicy) -> str | None:
-    """Return why an engine that was built for a policy cannot serve a request with another one, or None."""
-    if isinstance(built, Compression) and built.runs(asked):
+def compression_problem(built: CachePolicy, asked: CachePolicy) -> tuple[str, str] | None:
+    """Return why an engine that was built for a policy cannot serve a request with another one, and the fix, or None.
+
+    built: EVERYTHING for an engine without KV compression.
+    """
+    rebuilt = "build without kv_compression" if asked == EVERYTHING else f"build with kv_compression={asked.shown}"
+    if not isinstance(built, Compression):
+        problem = f"the engine was built without KV compression, and {asked.shown} was requested"
+        return (problem, rebuilt) if asked.drops_rows else None
+    if built.runs(asked):
         return None
-    names = built.BUILT if isinstance(built, Compression) and type(built) is type(asked) else ()
-    fixed = ", ".join(
-        f"{name}={getattr(built, name)}" for name in names if getattr(built, name) != getattr(asked, name)
-    )
-    problem = f"the engine was built for {built.shown}, which cannot run {asked.shown}"
-    return f"{problem}: {fixed} cannot change" if fixed else problem
+    problem = f"the engine was built for {built.shown}, which cannot run {NONE if asked == EVERYTHING else asked.shown}"
+    names = built.BUILT if type(built) is type(asked) else ()
+    fixed = {name: getattr(built, name) for name in names if getattr(built, name) != getattr(asked, name)}
+    if not fixed:
+        return problem, rebuilt
+    problem += f": {', '.join(f'{name}={value}' for name, value in fixed.items())} cannot change"
+    try:
+        near = replace(asked, **fixed)
+    except ValueError:  # Other options that were asked for do not fit these.
+        return problem, rebuilt
+    return problem, f"give kv_compression={near.shown}, or {rebuilt}" if built.runs(near) else rebuilt
 
 
 def unused_compression(policy: CachePolicy, limits: Limits) -> str | None:

@@ -45,10 +45,10 @@ class Scored(Compression):
         if self.every < 1:
             raise ValueError(f"every={self.every} must be 1 or more")
         if self.budget is not None and self.budget <= self.protected:
-            raise ValueError(
+            raise UnfitError(
                 f"budget={self.budget} leaves no room in addition to the {self.protected} protected rows "
-                f"({self.sinks} first ones, {self.protected - self.sinks} last ones): give a larger budget, or protect "
-                "fewer rows"
+                f"({self.sinks} first ones, {self.protected - self.sinks} last ones)",
+                f"give budget={self._whole(self.protected + 1)} or more, or protect fewer rows",
             )
 
     @property

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from llmc.program.cache_policy import CachePolicy, Cut, Progress
+from llmc.program.cache_policy import CachePolicy, Cut, Progress, UnfitError
 from llmc.program.compression import LARGEST_BLOCK, Compression
 from llmc.program.limits import Limits
 
@@ -24,6 +24,7 @@ class Streaming(Compression):
     NAME: ClassVar[str] = "streaming"
     IN_GRAPH: ClassVar[bool] = True
     NEWEST_BY: ClassVar[str | None] = None
+    BUILT: ClassVar[tuple[str, ...]] = ("sinks",)
     budget: int
     sinks: int = 4
     every: int = LARGEST_BLOCK
@@ -32,8 +33,9 @@ class Streaming(Compression):
         if self.every < 1:
             raise ValueError(f"every={self.every} must be 1 or more")
         if self.budget <= self.sinks:
-            raise ValueError(
-                f"budget={self.budget} leaves no room in addition to the {self.sinks} first rows, which stay: give more"
+            raise UnfitError(
+                f"budget={self.budget} leaves no room in addition to the {self.sinks} first rows, which stay",
+                f"give a budget above {self.sinks}, or fewer sinks",
             )
 
     @property

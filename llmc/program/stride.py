@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from llmc.program.cache_policy import Cut, Progress
+from llmc.program.cache_policy import Cut, Progress, UnfitError
 from llmc.program.compression import LARGEST_BLOCK, Compression
 
 
@@ -26,7 +26,7 @@ class Stride(Compression):
 
     def __post_init__(self) -> None:
         if self.step < 2:
-            raise ValueError(f"step={self.step} drops nothing: give 2 or more, or kv_compression=none")
+            raise UnfitError(f"step={self.step} drops nothing", "give step=2 or more, or kv_compression=none")
         if not self.recent or not self.rows:
             raise ValueError(f"recent={self.recent} and rows={self.rows} must be 1 or more")
 

@@ -70,14 +70,9 @@ class RequestPolicies:
     def _checked(self, text: str) -> CachePolicy:
         policy = fitted_compression(text, self._block_size)
         check_cuts(policy, self._block_size)
-        problem = None
-        if self._built is not None:
-            problem = compression_problem(self._built, policy)
-        elif policy.drops_rows:
-            problem = f"the engine was built without KV compression, and {policy.shown} was requested"
-        if problem is not None:
-            option = f"kv_compression={policy.shown}"
-            raise OptionError(problem, at=option, fix=f"build with {option}")
+        found = compression_problem(self.built, policy)
+        if found is not None:
+            raise OptionError(found[0], at=f"kv_compression={text:.200}", fix=found[1])
         if self._exact_rows:
             check_newest(policy, self._exact_rows, self._block_size)
         return policy
