@@ -78,8 +78,10 @@ def sequence_inputs(
     for policy in graph.policies:
         if any(cut.sources for _, cut in policy.cuts_before(len(tokens), len(tokens))):
             raise RequestError(
-                f"{policy.shown} moves rows of the cache between steps, which llmc.graph.execute does not do",
-                fix=f"read at most {next(policy.cuts(len(tokens)))} tokens",
+                f"{policy.shown} moves rows of the cache between steps, which is not done where values of single nodes are "
+                "read",
+                fix="compare earlier passes: --passes ..compress_kv_cache; or read at most "
+                f"{next(policy.cuts(len(tokens)))} tokens: no row is dropped before",
             )
     caches = _Caches(graph, steps, block_size)
     return [caches.tensors | _step_inputs(graph, caches, step) for step in steps]

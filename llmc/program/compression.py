@@ -143,7 +143,7 @@ def compression_problem(built: CachePolicy, asked: CachePolicy) -> tuple[str, st
     problem += f": {', '.join(f'{name}={value}' for name, value in fixed.items())} cannot change"
     try:
         near = replace(asked, **fixed)
-    except ValueError:  # Other options that were asked for do not fit these.
+    except ValueError:  # The other options do not fit these.
         return problem, rebuilt
     return problem, f"give kv_compression={near.shown}, or {rebuilt}" if built.runs(near) else rebuilt
 

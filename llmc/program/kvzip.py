@@ -65,8 +65,8 @@ class KVzip(Scored):
         return max(0, stored // self.block - 1) * self.block
 
     def least_prefix(self) -> int:
-        """The least prefix of which rows leave. share: not 100."""
-        # From the rows that stay in any case: a share is reached a few blocks behind them.
+        """The shortest prefix that a cut drops rows from. share: not 100."""
+        # Begins at the rows that stay in any case; the result is at most a hundred blocks later.
         ends = count(self._whole(self.protected if self.budget is None else self.budget), self.block)
         return next(end for end in ends if super(KVzip, self).kept(end) < end) + self.block
 
