@@ -78,8 +78,8 @@ def sequence_inputs(
     for policy in graph.policies:
         if any(cut.sources for _, cut in policy.cuts_before(len(tokens), len(tokens))):
             raise RequestError(
-                f"{policy.shown} moves rows of the cache between steps, which is not done where values of single nodes are "
-                "read",
+                f"{policy.shown} moves rows of the cache between steps, which is not done where values of nodes "
+                "are read",
                 fix="compare earlier passes: --passes ..compress_kv_cache; or read at most "
                 f"{next(policy.cuts(len(tokens)))} tokens: no row is dropped before",
             )
