@@ -4,7 +4,7 @@
     python -m benchmarks.recall --task repeats --caches auto --json repeats.json
     python -m benchmarks.recall --model smollm2 --length 1024 --caches auto int8 --json needles.json
     python -m benchmarks.recall --policies none "snapkv:budget={budget},window=16,pool=7" --length 1024
-    python -m benchmarks.recall --records copies.json other.json --plot docs/images/kv-recall.png
+    python -m benchmarks.recall --records copies.json other.json --plot docs/kv-recall.png
 
 Two models copy random tokens: `copying` is the shipped one, which is trained (train_copying_model.py), and `computed`
 has computed weights (copying_model.py). `smollm2` is SmolLM2 135M and `gemma3` is Gemma 3 270M, which find a number in

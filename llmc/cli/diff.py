@@ -133,6 +133,8 @@ def print_model(console: Console, name: str, difference: ModelDifference, nodes:
     last = difference.passes[-1].since_capture if difference.passes else None
     if last is not None:
         console.print(f"from the captured graph to here: relative {_short(last.relative)}, top-1 {last.top1:.1%}")
+    for note in difference.notes:
+        console.print(Text(note), soft_wrap=True)
     first = difference.first_over
     if first is not None:
         console.print(Text(f"✗ {first.name} is the first pass over its budget", style="bold red"))
@@ -193,6 +195,7 @@ def model_json(difference: ModelDifference) -> dict[str, Any]:
         "dtype": str(difference.dtype).removeprefix("torch."),
         "first_over": None if difference.first_over is None else difference.first_over.name,
         "error": None if difference.error is None else str(difference.error),
+        "notes": list(difference.notes),
         "passes": [
             {
                 "name": pass_.name,

@@ -15,6 +15,7 @@ _RENAMED = {
     "kv_cache": "kv_cache_dtype",
     "speculation": "speculative_config",
     "api_keys": "api_key",
+    "prefix_cache": "enable_prefix_caching",
 }
 _VALUE = r"(?:\('(?P<only>[^']*)',\)|'(?P<quoted>[^']*)'|(?P<bare>[^\s,;)]*))"
 

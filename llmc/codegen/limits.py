@@ -37,7 +37,7 @@ def longest_sequence(info: ModelInfo, options: BuildOptions) -> int:
     if policy.renumbers and info.max_positions is not None and policy.most_rows(longest) > info.max_positions:
         raise OptionError(
             f"positions within the cache reach {policy.most_rows(longest)}, but the model has {info.max_positions}",
-            at=f"kv_compression={policy}",
+            at=f"kv_compression={policy.shown}",
             fix=f"let budget and every add up to at most {info.max_positions}",
         )
     if info.max_positions is not None and longest > info.max_positions and not policy.renumbers:

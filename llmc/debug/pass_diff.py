@@ -20,6 +20,7 @@ from llmc.passes.model_data import ModelData, in_one_line
 from llmc.passes.pipeline import essential
 from llmc.passes.rewrite import Numerics, Pass
 from llmc.passes.runner import run_pipeline
+from llmc.program import EVERYTHING, fitted_compression
 
 
 @dataclass(frozen=True)
@@ -57,12 +58,13 @@ class PassDifference:
 @dataclass(frozen=True)
 class ModelDifference:
     """The difference that each pass makes to a model's logits. passes: those of the range that rewrote anything, in
-    order. error: what ended the pipeline early."""
+    order. error: what ended the pipeline early. notes: what the figures do not show."""
 
     tokens: tuple[int, ...]
     dtype: torch.dtype
     passes: tuple[PassDifference, ...]
     error: PassError | None = None
+    notes: tuple[str, ...] = ()
 
     @property
     def first_over(self) -> PassDifference | None:
@@ -100,7 +102,17 @@ def diff_passes(
         )
     except PassError as caught:
         error = caught
-    return ModelDifference(tuple(tokens), captured.graph.info.dtype, tuple(watcher.found), error)
+    found, dtype = tuple(watcher.found), captured.graph.info.dtype
+    return ModelDifference(tuple(tokens), dtype, found, error, _notes(options, len(tokens)))
+
+
+def _notes(options: BuildOptions, tokens: int) -> tuple[str, ...]:
+    """A note if KV compression drops no row of this many tokens, which are read as a prompt."""
+    policy = fitted_compression(options.kv_compression, options.block_size)
+    if policy == EVERYTHING or any(cut.dropped for _, cut in policy.cuts_before(tokens, tokens)):
+        return ()
+    dropped = f"kv_compression={policy.shown} drops no row while a prompt of {tokens} tokens is read"
+    return (f"{dropped}: no difference comes from it",)
 
 
 def pass_range(passes: Sequence[Pass], first: str | None, last: str | None) -> frozenset[str]:

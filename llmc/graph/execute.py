@@ -76,10 +76,12 @@ def sequence_inputs(
         return [_whole_inputs(graph, tokens)]
     steps = _steps(tokens, chunk_sizes)
     for policy in graph.policies:
-        if any(cut.moves for _, cut in policy.cuts_before(len(tokens), len(tokens))):
+        if any(cut.sources for _, cut in policy.cuts_before(len(tokens), len(tokens))):
             raise RequestError(
-                f"{policy} moves rows of the cache between steps, which llmc.graph.execute does not do",
-                fix=f"read at most {next(policy.cuts(len(tokens)))} tokens",
+                f"{policy.shown} moves rows of the cache between steps, which is not done where values of nodes "
+                "are read",
+                fix="compare earlier passes: --passes ..compress_kv_cache; or read at most "
+                f"{next(policy.cuts(len(tokens)))} tokens: no row is dropped before",
             )
     caches = _Caches(graph, steps, block_size)
     return [caches.tensors | _step_inputs(graph, caches, step) for step in steps]
@@ -212,11 +214,10 @@ def _move_rows(graph: ModelGraph, tensors: dict[str, Any], group: int, caches: _
         compaction = torch.tensor([rows, cut.chosen, 0, chunk.start, cut.pinned, *held, *kept], dtype=torch.int32)
         GraphInterpreter(graph.graph).run_readers(COMPACTION, tensors | {COMPACTION: compaction})
         return
-    moves = cut.moves
-    sources = torch.tensor([caches.slot(before, row) for row, _ in moves])
-    destinations = torch.tensor([caches.slot(before, row) for _, row in moves])
+    sources = torch.tensor([caches.slot(before, row) for row in cut.sources])
+    destinations = torch.tensor([caches.slot(before, row) for row in cut.destinations])
     for index, spec in enumerate(graph.caches):
-        for part in "kv" if spec.group == group and moves else "":
+        for part in "kv" if spec.group == group and cut.sources else "":
             value = caches.tensors[f"kv_cache_{index}_{part}"]
             for tensor in value.values if isinstance(value, OnRanks) else (value,):
                 views = cache_views(spec.slot(), part, tensor.view(torch.uint8), caches.block_size)

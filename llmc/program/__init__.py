@@ -5,6 +5,7 @@ from llmc.program.cache_policy import EVERYTHING, MAX_SLOTS, TREE_REACH, CachePo
 from llmc.program.compactor import Compactor
 from llmc.program.compression import (
     Compression,
+    check_cuts,
     check_newest,
     compression_problem,
     fitted_compression,
@@ -124,6 +125,7 @@ __all__ = [
     "TriAttention",
     "Visible",
     "WeightSlot",
+    "check_cuts",
     "check_newest",
     "code_rows_layout",
     "compression_problem",

@@ -1,7 +1,7 @@
 """The cache policy of a group of layers: which rows of a sequence its caches keep (docs/cache-policy.md)."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import MISSING, dataclass, fields
 from enum import StrEnum
 from itertools import count, islice, pairwise, takewhile
 from typing import Any, ClassVar, NamedTuple, TypeVar
@@ -16,6 +16,19 @@ TREE_REACH = 63
 _SHORTER = 8
 # Slots are numbered in int32.
 MAX_SLOTS = 2**31 - 1
+
+
+class UnfitError(ValueError):
+    """Options that a policy cannot have.
+
+    Args:
+        problem: Why not.
+        fix: Which ones to give.
+    """
+
+    def __init__(self, problem: str, fix: str) -> None:
+        self.fix = fix
+        super().__init__(problem)
 
 
 @dataclass(frozen=True)
@@ -53,7 +66,8 @@ class Cut:
 
     Args:
         leaving: rows that leave it, in order; the others move up. Whole blocks.
-        moves: rows that are copied before, from and to; every source is read first.
+        sources: rows that are copied before. Ranges, so that a cut takes no memory until a table is cut.
+        destinations: the rows that they are copied to; every source is read first.
         chosen: number of first rows that ops of the graph write before (llmc/passes/compaction): they do the moves, or
             choose what moves by layer and head. 0: there are no such ops.
         queries: number of last queries that these ops read; None for all that `CachePolicy.queries` holds.
@@ -63,7 +77,8 @@ class Cut:
     """
 
     leaving: tuple[range, ...]
-    moves: tuple[tuple[int, int], ...] = ()
+    sources: Sequence[int] = ()
+    destinations: Sequence[int] = ()
     chosen: int = 0
     queries: int | None = None
     pinned: int = 0
@@ -73,6 +88,11 @@ class Cut:
     def dropped(self) -> int:
         """Number of rows that leave."""
         return sum(map(len, self.leaving))
+
+    @property
+    def moves(self) -> Iterator[tuple[int, int]]:
+        """The rows that are copied, from and to."""
+        return zip(self.sources, self.destinations, strict=True)
 
     def left(self, rows: Sequence[Row]) -> list[Row]:
         """The rows of a table after the cut. rows: those before it."""
@@ -109,6 +129,8 @@ class CachePolicy:
     """
 
     NAME: ClassVar[str] = "everything"
+    # Options that the engine says, such as the rows of a block.
+    SAID: ClassVar[tuple[str, ...]] = ()
 
     @property
     def visible(self) -> Visible:
@@ -155,7 +177,7 @@ class CachePolicy:
         if self.fills_at is None:
             return 0
         cut = self.cut(Progress(self.fills_at))
-        ends = [rows.stop for rows in cut.leaving] + [to + 1 for _, to in cut.moves] + [cut.chosen]
+        ends = [rows.stop for rows in cut.leaving] + [to + 1 for to in cut.destinations] + [cut.chosen]
         return self.fills_at - max(ends)
 
     @property
@@ -169,19 +191,21 @@ class CachePolicy:
         cannot is swapped out where the pool has no room for it (docs/kv-offloading.md), or fails."""
         return True
 
-    def cut_problem(self, block_size: int) -> str | None:
-        """Return why tables with blocks of this size cannot be cut as the policy says; None if they can, or never
-        are."""
+    def cut_problem(self, block_size: int) -> tuple[str, str] | None:
+        """Return why tables with blocks of this size cannot be cut as the policy says, and the fix; None if they can,
+        or never are."""
         if self.fills_at is None:
             return None
         ends = [end for rows in self.leaving() for end in (rows.start, rows.stop)]
         wrong = next((row for row in (self.fills_at, *ends) if row % block_size), None)
         if wrong is not None:
-            return f"cuts tables at row {wrong}, which is not a multiple of block_size={block_size}"
+            problem = f"cuts tables at row {wrong}, which is not a multiple of block_size={block_size}"
+            return problem, f"give options for multiples of {block_size} rows, or build with another block_size"
+        fix = "correct the policy's class"
         if not ends or any(before > after for before, after in pairwise((0, *ends, self.fills_at))):
-            return f"cuts tables of {self.fills_at} rows, but {list(self.leaving())} are not some of them in order"
+            return f"cuts tables of {self.fills_at} rows, but {list(self.leaving())} are not some of them in order", fix
         if self.visible != Visible(window=self.fills_at):
-            return f"cuts tables, and hides rows of them besides: {self.visible}"
+            return f"cuts tables, and hides rows of them besides: {self.visible}", fix
         return None
 
     @property
@@ -267,13 +291,24 @@ class CachePolicy:
 
     def __str__(self) -> str:
         """`NAME:option=value,…`, which `from_text` reads."""
-        given = [(field.name, getattr(self, field.name)) for field in fields(self)]
+        return self._text(())
+
+    @property
+    def shown(self) -> str:
+        """The same for messages, as a user may write it: without options that the engine says."""
+        return self._text(self.SAID)
+
+    def _text(self, without: Collection[str]) -> str:
+        given = [(field.name, getattr(self, field.name)) for field in fields(self) if field.name not in without]
         options = ",".join(f"{name}={value}" for name, value in given if value is not None)
         return f"{self.NAME}:{options}" if options else self.NAME
 
     @staticmethod
-    def from_text(text: str) -> "CachePolicy":
-        """The policy of such a text. Raises ValueError that says what is wrong."""
+    def from_text(text: str, **said: int) -> "CachePolicy":
+        """The policy of such a text. Raises ValueError that says what is wrong.
+
+        said: the options that the engine says, for a text without them.
+        """
         name, _, given = text.partition(":")
         kinds = {kind.NAME: kind for kind in _kinds(CachePolicy) if kind.NAME}
         if name not in kinds:
@@ -288,10 +323,12 @@ class CachePolicy:
                 options[key] = _option(kinds[name], key, value)
             except ValueError as error:
                 raise ValueError(f"{text!r:.200}: {option!r} is not {error}") from None
-        try:
-            return kinds[name](**options)
-        except TypeError as error:
-            raise ValueError(f"{text!r:.200} lacks an option: {error}") from None
+        needed = [field.name for field in fields(kinds[name]) if field.default is field.default_factory is MISSING]
+        missing = [option for option in needed if option not in options]
+        if missing:
+            ways = " and ".join(f"{option}=NUMBER" for option in missing)
+            raise UnfitError(f"{text!r:.200}: it lacks {' and '.join(missing)}", f"add {ways}")
+        return kinds[name](**{key: size for key, size in said.items() if key in kinds[name].SAID} | options)
 
 
 @dataclass(frozen=True)
@@ -339,6 +376,7 @@ def _kinds(kind: type[CachePolicy]) -> Iterator[type[CachePolicy]]:
 def _option(kind: type[CachePolicy], key: str, value: str) -> int | StrEnum:
     """The value of an option. Raises ValueError that says what it should be."""
     options = {field.name: field.default for field in fields(kind)}
+    known = ", ".join(name for name in options if name not in kind.SAID)
     default = options.get(key)
     if isinstance(default, StrEnum):
         word = next((word for word in type(default) if word == value), None)
@@ -346,5 +384,7 @@ def _option(kind: type[CachePolicy], key: str, value: str) -> int | StrEnum:
             raise ValueError(f"one of {', '.join(f'{key}={word}' for word in type(default))}")
         return word
     if key not in options or not (value.isascii() and value.isdecimal()):
-        raise ValueError(f"OPTION=NUMBER with an option of {kind.NAME} ({', '.join(options)})")
+        raise ValueError(f"OPTION=NUMBER with an option of {kind.NAME} ({known})")
+    if len(value) > len(str(MAX_SLOTS)) or int(value) > MAX_SLOTS:
+        raise ValueError(f"a number up to {MAX_SLOTS}, the most rows of a cache")
     return int(value)

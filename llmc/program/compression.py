@@ -8,7 +8,7 @@ from itertools import takewhile
 from typing import Any, ClassVar
 
 from llmc.errors import OptionError, did_you_mean
-from llmc.program.cache_policy import EVERYTHING, CachePolicy, Visible
+from llmc.program.cache_policy import EVERYTHING, CachePolicy, UnfitError, Visible
 from llmc.program.limits import Limits
 
 # The value of kv_compression that keeps everything.
@@ -46,12 +46,13 @@ class Compression(CachePolicy):
     def newest(self) -> int | None:
         return 0 if self.NEWEST_BY is None else int(getattr(self, self.NEWEST_BY))
 
-    def cut_problem(self, block_size: int) -> str | None:
-        """Return why it does not fit blocks of this size, or None."""
+    def cut_problem(self, block_size: int) -> tuple[str, str] | None:
+        """Return why it does not fit blocks of this size, and the fix, or None."""
         for name in self.in_blocks():
             size = getattr(self, name)
             if size % block_size:
-                return f"{name}={size} is not a multiple of block_size={block_size}"
+                problem = f"{name}={size} is not a multiple of block_size={block_size}"
+                return problem, f"give multiples of {block_size}, or build with a smaller block_size"
         return None
 
     def in_blocks(self) -> tuple[str, ...]:
@@ -77,8 +78,9 @@ class Compression(CachePolicy):
         return other == EVERYTHING
 
 
-def parse_compression(text: str) -> CachePolicy:
-    """The policy that `kv_compression` names; NONE keeps everything. Raises OptionError."""
+def parse_compression(text: str, **said: int) -> CachePolicy:
+    """The policy that `kv_compression` names; NONE keeps everything. said: as in CachePolicy.from_text. Raises
+    OptionError."""
     if not isinstance(text, str):
         raise _unknown(text, f"it is {type(text).__name__}, and not a text")
     if text in (NONE, str(EVERYTHING)):
@@ -90,17 +92,18 @@ def parse_compression(text: str) -> CachePolicy:
         near = did_you_mean(name.lower(), (NONE, *known))
         raise _unknown(text, f"{name!r:.100} is not a policy. Policies: {', '.join((NONE, *known))}", near + _FORM)
     try:
-        return CachePolicy.from_text(text)
+        return CachePolicy.from_text(text, **said)
     except ValueError as error:
-        fix = f"give other options of {name} (docs/kv-compression.md), or {NONE}"
+        other = f"give other options of {name} (docs/kv-compression.md), or {NONE}"
+        fix = error.fix if isinstance(error, UnfitError) else other
         raise _unknown(text, str(error).removeprefix(f"{text!r:.200}: "), fix) from None
 
 
 def fitted_compression(text: str, block_size: int) -> CachePolicy:
     """The same for blocks of this size. Raises OptionError, also for a text that names another size."""
-    policy = parse_compression(text)
+    policy = parse_compression(text, block=block_size)
     fitted = policy.fitted(block_size)
-    if fitted != policy and "block=" in text:
+    if fitted != policy:
         raise _unknown(text, f"blocks have {block_size} rows; block need not be given")
     return fitted
 
@@ -121,15 +124,28 @@ def _unknown(text: object, problem: str, fix: str = _FORM) -> OptionError:
     )
 
 
-def compression_problem(built: CachePolicy, asked: CachePolicy) -> str | None:
-    """Return why an engine that was built for a policy cannot serve a request with another one, or None."""
-    if isinstance(built, Compression) and built.runs(asked):
+def compression_problem(built: CachePolicy, asked: CachePolicy) -> tuple[str, str] | None:
+    """Return why an engine that was built for a policy cannot serve a request with another one, and the fix, or None.
+
+    built: EVERYTHING for an engine without KV compression.
+    """
+    rebuilt = "build without kv_compression" if asked == EVERYTHING else f"build with kv_compression={asked.shown}"
+    if not isinstance(built, Compression):
+        problem = f"the engine was built without KV compression, and {asked.shown} was requested"
+        return (problem, rebuilt) if asked.drops_rows else None
+    if built.runs(asked):
         return None
-    names = built.BUILT if isinstance(built, Compression) and type(built) is type(asked) else ()
-    fixed = ", ".join(
-        f"{name}={getattr(built, name)}" for name in names if getattr(built, name) != getattr(asked, name)
-    )
-    return f"the engine was built for {built}, which cannot run {asked}" + (f": {fixed} cannot change" if fixed else "")
+    problem = f"the engine was built for {built.shown}, which cannot run {NONE if asked == EVERYTHING else asked.shown}"
+    names = built.BUILT if type(built) is type(asked) else ()
+    fixed = {name: getattr(built, name) for name in names if getattr(built, name) != getattr(asked, name)}
+    if not fixed:
+        return problem, rebuilt
+    problem += f": {', '.join(f'{name}={value}' for name, value in fixed.items())} cannot change"
+    try:
+        near = replace(asked, **fixed)
+    except ValueError:  # The other options do not fit these.
+        return problem, rebuilt
+    return problem, f"give kv_compression={near.shown}, or {rebuilt}" if built.runs(near) else rebuilt
 
 
 def unused_compression(policy: CachePolicy, limits: Limits) -> str | None:
@@ -140,7 +156,7 @@ def unused_compression(policy: CachePolicy, limits: Limits) -> str | None:
     if not isinstance(policy, Compression) or any(_drops(policy, prompt, longest) for prompt in prompts):
         return None
     return (
-        f"kv_compression={policy} has no effect: it drops no row of sequences of up to {longest} tokens "
+        f"kv_compression={policy.shown} has no effect: it drops no row of sequences of up to {longest} tokens "
         f"(max_model_len). Give a smaller {policy.kept_by}, or a larger max_model_len"
     )
 
@@ -150,12 +166,19 @@ def _drops(policy: CachePolicy, prompt: int, tokens: int) -> bool:
     return any(cut.dropped for _, cut in takewhile(lambda made: made[0] < tokens, policy.all_cuts(prompt)))
 
 
+def check_cuts(policy: CachePolicy, block_size: int) -> None:
+    """Raise OptionError for a policy that cannot cut tables with blocks of this size."""
+    found = policy.cut_problem(block_size)
+    if found is not None:
+        raise OptionError(f"{policy.shown}: {found[0]}", at=f"kv_compression={policy.shown}", fix=found[1])
+
+
 def check_newest(policy: CachePolicy, rows: int, block_size: int) -> None:
     """Raise OptionError for a policy whose cuts drop some of the newest rows, or renumber them. The arguments are those
     of newest_problem."""
     found = newest_problem(policy, rows, block_size)
     if found is not None:
-        raise OptionError(found[0], at=f"kv_compression={policy}", fix=found[1])
+        raise OptionError(found[0], at=f"kv_compression={policy.shown}", fix=found[1])
 
 
 def newest_problem(policy: CachePolicy, rows: int, block_size: int) -> tuple[str, str] | None:
@@ -168,13 +191,15 @@ def newest_problem(policy: CachePolicy, rows: int, block_size: int) -> tuple[str
         block_size: Rows of a block.
     """
     if policy.renumbers:
-        problem = f"{policy} renumbers positions, and the newest {rows} rows, which are also kept exact, keep theirs"
+        problem = (
+            f"{policy.shown} renumbers positions, and the newest {rows} rows, which are also kept exact, keep theirs"
+        )
         return problem, "build with kv_cache=FORMAT without :recent=, or with another policy"
     if policy.newest is None or policy.newest >= rows:
         return None
     problem = (
-        f"{policy} always keeps only the newest {policy.newest} rows, but attention reads the newest {rows} from a "
-        "cache where they are exact"
+        f"{policy.shown} always keeps only the newest {policy.newest} rows, but attention reads the newest {rows} "
+        "from a cache where they are exact"
     )
     fewer = "without :recent=" if not policy.newest else f"with kv_cache=FORMAT:recent={policy.newest}"
     if not isinstance(policy, Compression) or policy.NEWEST_BY is None:

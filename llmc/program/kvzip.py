@@ -1,6 +1,7 @@
 """KV compression by the attention of a second reading of the prompt (docs/kv-compression.md)."""
 
 from dataclasses import dataclass, replace
+from itertools import count
 from typing import ClassVar
 
 from llmc.program.cache_policy import CachePolicy, Cut, Nearest, Progress
@@ -46,21 +47,28 @@ class KVzip(Scored):
     def in_blocks(self) -> tuple[str, ...]:
         return ("budget",) if self.budget is not None else ()
 
-    def cut_problem(self, block_size: int) -> str | None:
-        if self.prefix is not None and self.share != 100:
-            fitted, least = replace(self, block=block_size), self.prefix + 2 * block_size
-            if fitted.read_again(least) <= fitted.kept(least):
-                return (
-                    f"prefix={self.prefix} drops nothing: {fitted.read_again(least)} of its rows are scored, and "
-                    f"{fitted.kept(least)} are kept. A longer prefix does"
-                )
-        return super().cut_problem(block_size)
+    def cut_problem(self, block_size: int) -> tuple[str, str] | None:
+        problem, fitted = super().cut_problem(block_size), replace(self, block=block_size)
+        if problem is not None or self.prefix is None or self.share == 100:
+            return problem
+        longer = self.prefix + 2 * block_size
+        scored, kept = fitted.read_again(longer), fitted.kept(longer)
+        if scored > kept:
+            return None
+        problem_of_prefix = f"prefix={self.prefix} drops nothing: {scored} of its rows are scored, and {kept} are kept"
+        return problem_of_prefix, f"give prefix={fitted.least_prefix()} or more, or leave it out"
 
     def read_again(self, prompt: int) -> int:
         """Number of first tokens that are read again. They are whole blocks. Another block follows them within the
         prefix and before the prompt's last token."""
         stored = prompt - 1 if self.prefix is None else min(self.prefix, prompt - 1)
         return max(0, stored // self.block - 1) * self.block
+
+    def least_prefix(self) -> int:
+        """The shortest prefix that a cut drops rows from. share: not 100."""
+        # Begins at the rows that stay in any case; the result is at most a hundred blocks later.
+        ends = count(self._whole(self.protected if self.budget is None else self.budget), self.block)
+        return next(end for end in ends if super(KVzip, self).kept(end) < end) + self.block
 
     def kept(self, prompt: int) -> int:
         return super().kept(self.read_again(prompt))

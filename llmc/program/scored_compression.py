@@ -7,7 +7,7 @@ read whole by then. Later it is cut after every `every` tokens. All heads keep t
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from llmc.program.cache_policy import CachePolicy, Cut, Progress
+from llmc.program.cache_policy import CachePolicy, Cut, Progress, UnfitError
 from llmc.program.compression import LARGEST_BLOCK, Compression
 
 # The maximum number of last queries that kernels score rows by with `snapkv`, `h2o` and `lru`.
@@ -28,6 +28,7 @@ class Scored(Compression):
 
     NAME: ClassVar[str] = ""
     IN_GRAPH: ClassVar[bool] = True
+    SAID: ClassVar[tuple[str, ...]] = ("block",)
     budget: int | None = None
     share: int | None = None
     every: int = LARGEST_BLOCK
@@ -35,17 +36,19 @@ class Scored(Compression):
     block: int = 16
 
     def __post_init__(self) -> None:
-        if (self.budget is None) == (self.share is None):
-            raise ValueError(f"budget={self.budget} and share={self.share}: give one of them")
+        if self.budget is None and self.share is None:
+            raise UnfitError("it lacks budget or share", "add budget=NUMBER, or share=NUMBER for percent of the prompt")
+        if self.budget is not None and self.share is not None:
+            raise UnfitError(f"budget={self.budget} and share={self.share} contradict each other", "give one of them")
         if self.share is not None and not 0 < self.share <= 100:
             raise ValueError(f"share={self.share} is not a percentage from 1 to 100")
         if self.every < 1:
             raise ValueError(f"every={self.every} must be 1 or more")
         if self.budget is not None and self.budget <= self.protected:
-            raise ValueError(
+            raise UnfitError(
                 f"budget={self.budget} leaves no room in addition to the {self.protected} protected rows "
-                f"({self.sinks} first ones, {self.protected - self.sinks} last ones): give a larger budget, or protect "
-                "fewer rows"
+                f"({self.sinks} first ones, {self.protected - self.sinks} last ones)",
+                f"give budget={self._whole(self.protected + 1)} or more, or protect fewer rows",
             )
 
     @property

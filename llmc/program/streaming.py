@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from llmc.program.cache_policy import CachePolicy, Cut, Progress
+from llmc.program.cache_policy import CachePolicy, Cut, Progress, UnfitError
 from llmc.program.compression import LARGEST_BLOCK, Compression
 from llmc.program.limits import Limits
 
@@ -24,6 +24,7 @@ class Streaming(Compression):
     NAME: ClassVar[str] = "streaming"
     IN_GRAPH: ClassVar[bool] = True
     NEWEST_BY: ClassVar[str | None] = None
+    BUILT: ClassVar[tuple[str, ...]] = ("sinks",)
     budget: int
     sinks: int = 4
     every: int = LARGEST_BLOCK
@@ -32,8 +33,9 @@ class Streaming(Compression):
         if self.every < 1:
             raise ValueError(f"every={self.every} must be 1 or more")
         if self.budget <= self.sinks:
-            raise ValueError(
-                f"budget={self.budget} leaves no room in addition to the {self.sinks} first rows, which stay: give more"
+            raise UnfitError(
+                f"budget={self.budget} leaves no room in addition to the {self.sinks} first rows, which stay",
+                f"give a budget above {self.sinks}, or fewer sinks",
             )
 
     @property
@@ -52,8 +54,8 @@ class Streaming(Compression):
 
     def cut(self, done: Progress) -> Cut:
         rows = self.budget + self.every
-        moves = tuple((row + self.every, row) for row in range(self.sinks, self.budget))
-        return Cut((range(self.budget, rows),), moves, chosen=self.budget)
+        sources, destinations = range(self.sinks + self.every, rows), range(self.sinks, self.budget)
+        return Cut((range(self.budget, rows),), sources, destinations, chosen=self.budget)
 
     def most_rows(self, tokens: int) -> int:
         return min(tokens, self.budget + self.every)

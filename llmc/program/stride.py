@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from llmc.program.cache_policy import Cut, Progress
+from llmc.program.cache_policy import Cut, Progress, UnfitError
 from llmc.program.compression import LARGEST_BLOCK, Compression
 
 
@@ -26,7 +26,7 @@ class Stride(Compression):
 
     def __post_init__(self) -> None:
         if self.step < 2:
-            raise ValueError(f"step={self.step} drops nothing: give 2 or more, or kv_compression=none")
+            raise UnfitError(f"step={self.step} drops nothing", "give step=2 or more, or kv_compression=none")
         if not self.recent or not self.rows:
             raise ValueError(f"recent={self.recent} and rows={self.rows} must be 1 or more")
 
@@ -42,8 +42,8 @@ class Stride(Compression):
 
     def cut(self, done: Progress) -> Cut:
         first = self.sinks + self.rows * self._cuts(done.dropped)
-        moves = tuple((first + self.step * row, first + row) for row in range(1, self.rows))
-        return Cut((range(first + self.rows, first + self.step * self.rows),), moves)
+        end, whole = first + self.rows, first + self.step * self.rows
+        return Cut((range(end, whole),), range(first + self.step, whole, self.step), range(first + 1, end))
 
     def most_rows(self, tokens: int) -> int:
         exact = self.sinks + self.recent + self.step * self.rows

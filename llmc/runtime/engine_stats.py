@@ -68,7 +68,7 @@ class GroupStats:
     """Statistics of the blocks of a group of layers that does not keep all rows.
 
     Args:
-        policy: The cache policy as text.
+        policy: The cache policy of the build as text. Requests may have others.
         total: Blocks of the group's pool.
         used: Blocks that requests or the prefix cache hold.
         cached: Blocks that only the prefix cache holds.

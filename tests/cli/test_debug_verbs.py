@@ -100,6 +100,20 @@ def test_diff_of_a_clean_model_and_of_two_engines(model: Path, engine: Path) -> 
     assert json.loads(llmc("diff", engine, engine, "--json").out)["changes"] == []
 
 
+def test_diff_shows_what_dropped_rows_cost(model: Path) -> None:
+    text = "stride:step=2,recent=16,rows=16"
+    given = (model, "--length", "100", "--kv-compression", text)
+    assert_user_error(
+        llmc("diff", *given), "moves rows of the cache", "--passes ..compress_kv_cache; or read at most 48"
+    )
+    data = json.loads(llmc("diff", *given, "--passes", "..compress_kv_cache", "--json").out)
+    assert data["passes"][-1]["name"] == "compress_kv_cache" and data["notes"] == []
+    assert data["passes"][-1]["difference"]["relative"] > 0
+    assert llmc("diff", *given[:-3], "48", *given[-2:]).code == 0
+    unused = llmc("diff", *given[:-1], "snapkv:budget=32,window=16", "--passes", "compress_kv_cache")
+    assert unused.code == 0 and "drops no row while a prompt of 100 tokens is read" in unused.out
+
+
 def test_diff_shows_what_quantization_does(model: Path) -> None:
     outcome = llmc("diff", model, "--quantize", "int8,*.o_proj=none", "--kv-cache", "int8", "--json")
     assert outcome.code == 0, outcome.err

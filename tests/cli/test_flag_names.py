@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from llmc.cli.cache_dtype import cache_options
@@ -42,6 +44,12 @@ def test_errors_of_the_command_line_name_flags(arguments: tuple[str, str], flag:
     outcome = llmc("build", MODEL, "-o", "never.llmc", *arguments)
     assert_user_error(outcome, f"at: {flag}")
     assert "_" not in outcome.err.partition("fix:")[0]
+
+
+def test_a_flag_with_another_name_than_its_keyword_is_named(tmp_path: Path) -> None:
+    tier = ("--kv-offloading-size", "1GB", "--kv-offloading-dir", tmp_path)
+    outcome = llmc("serve", MODEL, "--no-enable-prefix-caching", *tier)
+    assert_user_error(outcome, "or let prefixes be found (--enable-prefix-caching)")
 
 
 @pytest.mark.parametrize(

@@ -53,13 +53,15 @@ def engine_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     return engine
 
 
-def masked_logits(policy: CachePolicy, tokens: list[int]) -> Logits:
-    """Of transformers' model, each token seeing what the policy says."""
+def masked_logits(policy: CachePolicy, tokens: list[int], model: Any = None) -> Logits:
+    """Of transformers' model, the tiny Llama unless another is given, each token seeing what the policy says."""
     mask = torch.full((len(tokens), len(tokens)), torch.finfo(torch.float32).min)
     for row, seen in zip(mask, policy.seen(len(tokens)), strict=True):
         row[seen] = 0.0
     with torch.inference_mode():
-        output = tiny_model("llama")(torch.tensor([tokens]), attention_mask=mask[None, None])
+        output = (model or tiny_model("llama"))(
+            torch.tensor([tokens]), attention_mask=mask[None, None], use_cache=False
+        )
     logits: Logits = output.logits[0].numpy()
     return logits
 

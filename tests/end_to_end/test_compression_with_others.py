@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -20,6 +20,9 @@ from llmc.program import CachePolicy
 from llmc.runtime.engine import Engine
 from tests.adapters.directories import llama_adapter
 from tests.end_to_end.calibration_queries import write_calibration
+from tests.end_to_end.company import least_cache_bytes
+from tests.end_to_end.logits import assert_close
+from tests.end_to_end.test_cache_policies import masked_logits
 from tests.end_to_end.test_kv_compression import built, model
 from tests.end_to_end.test_states import bits
 from tests.end_to_end.test_states import built as built_tiny
@@ -102,6 +105,42 @@ def test_layers_with_windows_keep_them(text: str, tmp_path: Path) -> None:
             assert len(engine.loop.groups) == kinds, "windows, rows that are dropped, and queries"
             found.append(said(engine))
     assert found[0] == found[1]
+
+
+STRIDE = "stride:step=3,recent=16,sinks=8,rows=8"
+# Engines that no other policy serves, and states beside tables that are cut.
+STRIDED: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "latents": ("deepseek_v2", {}),
+    "ranks": ("llama", {"tensor_parallel_size": 2}),
+    "stages": ("llama", {"pipeline_parallel_size": 2}),
+    "states": ("falcon_h1", {}),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", STRIDED)
+def test_stride_serves_every_kind_of_engine(kind: str, tmp_path: Path) -> None:
+    """Logits are those of the mask, and bits are the same in chunks, with found prefixes and after preemption."""
+    (family, options), tokens = STRIDED[kind], tiny_tokens(150)
+    model, limits = tiny_architecture(family), {"block_size": 8, "max_model_len": 192, "kv_compression": STRIDE}
+    path = built_tiny(model, tmp_path / "engine.llmc", **limits, **options)
+    if kind == "states":  # A mask of transformers' model would reach its states.
+        with llmc.load(built_tiny(model, tmp_path / "eager.llmc", target="reference", **limits)) as eager:
+            masked = eager.logits(tokens)
+    else:
+        masked = masked_logits(CachePolicy.from_text(STRIDE), tokens, model)
+    params = SamplingParams(max_tokens=40, temperature=0.8, seed=3, n=2, logprobs=1, ignore_eos=True)
+    prompts = [tokens, tokens[:90], [*tokens[:64], *tokens[30:60]], tokens[20:120]]
+    with llmc.load(path, threads=1) as engine:
+        assert_close(engine.logits(tokens), masked)
+        expected = bits(engine, prompts, params)
+        assert bits(engine, prompts, params) == expected
+        assert engine.loop.groups[0].stats.dropped and engine.loop.scheduler.prefix_cache.hits
+    with llmc.load(path, threads=1, max_step_tokens=5, prefix_cache=False) as engine:
+        assert bits(engine, prompts, params) == expected
+    with llmc.load(path, threads=1, kv_cache_bytes=least_cache_bytes(path)) as engine:
+        assert bits(engine, prompts, params) == expected
+        assert engine.loop.scheduler.preemptions
 
 
 @pytest.mark.parametrize("text", [SCORED[0], "stride:step=2,recent=32,rows=16"])

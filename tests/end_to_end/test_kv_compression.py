@@ -13,7 +13,7 @@ import pytest
 import llmc
 from llmc.engine_format.reader import read_engine
 from llmc.errors import BuildWarning, LlmcError, LoadWarning, OptionError, RequestError
-from llmc.program import CachePolicy, parse_compression
+from llmc.program import H2O, CachePolicy, fitted_compression, parse_compression
 from llmc.runtime.engine import Engine
 from tests.end_to_end.calibration_queries import write_calibration
 from tests.end_to_end.logits import assert_close
@@ -184,12 +184,16 @@ def bits(engine: Engine, prompt: list[int], text: str | None = None) -> tuple[tu
         ("none:step=2", "none has no options"),
         ("stride:step=2,recent=8,step=3", "gives step twice"),
         ("stride:step=٢,recent=8", "'step=٢' is not OPTION=NUMBER"),
-        ("stride:step=2", "lacks an option"),
+        ("stride:step=2", "it lacks recent"),
+        ("stride", "it lacks step and recent"),
         ("stride:step=1,recent=8", "step=1 drops nothing"),
         ("stride:step=2,recent=0", "recent=0 and rows=128 must be 1 or more"),
         ("stride:step=2,recent=half", "'recent=half' is not OPTION=NUMBER with an option of stride"),
         ("nearest:window=8", "'nearest' is not a policy"),
         ("stride:step=2,recent=12", "recent=12 is not a multiple of block_size=8"),
+        ("stride:step=2,recent=8,rows=1000000000000", "is not a number up to 2147483647, the most rows of a cache"),
+        (f"streaming:budget={10**20}", "is not a number up to 2147483647"),
+        (f"snapkv:budget={'8' * 5000}", "is not a number up to 2147483647"),
     ],
 )
 def test_a_policy_that_cannot_be_is_refused(text: str, problem: str, model: Path, built: Callable[..., Path]) -> None:
@@ -203,6 +207,46 @@ def test_a_policy_that_cannot_be_is_refused(text: str, problem: str, model: Path
     with llmc.load(path, threads=1) as engine, pytest.raises(RequestError) as asked:
         engine.generate([TOKENS], kv_compression=text)
     assert problem in asked.value.problem and asked.value.fix
+
+
+def test_the_fix_for_an_engine_without_the_policy_fits_any_block_size(built: Callable[..., Path]) -> None:
+    with llmc.load(built(kv_compression=STRIDE), threads=1) as engine, pytest.raises(RequestError) as caught:
+        engine.generate([TOKENS], kv_compression="h2o:share=50,every=16,recent=16")
+    assert "block=" not in str(caught.value) and caught.value.fix is not None
+    text = caught.value.fix.removeprefix("build with kv_compression=")
+    assert fitted_compression(text, 16) == H2O(share=50, every=16, recent=16)
+
+
+LARGE = 2**31 - 128
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"stride:step=2,recent=8,rows={LARGE}",
+        f"stride:step={LARGE},recent={LARGE},sinks={LARGE},rows={LARGE}",
+        f"streaming:budget={LARGE},every={LARGE}",
+    ],
+)
+def test_numbers_that_no_sequence_reaches_cost_nothing(text: str, model: Path, tmp_path: Path) -> None:
+    """A list of the rows that a cut moves would not fit into memory."""
+    path, limits = tmp_path / "engine.llmc", dict[str, Any](max_model_len=64, block_size=8, max_batch_tokens=64)
+    with pytest.warns(BuildWarning, match="has no effect"):
+        llmc.build(model, path, target="reference", kv_compression=text, **limits)
+    with pytest.warns(LoadWarning, match="has no effect"), llmc.load(path, kv_compression=text) as engine:
+        (answer,) = engine.generate([TOKENS[:40]], max_tokens=2, kv_compression=text)
+        assert len(answer.choices[0].token_ids) == 2 and engine.logits(TOKENS[:40]).shape[0] == 40
+
+
+@pytest.mark.parametrize(
+    ("family", "text"),
+    [("bloom", "snapkv:share=50"), ("mpt", "stride:step=2,recent=16"), ("bloom", "triattention:budget=64")],
+)
+def test_scores_by_distance_are_refused_once(family: str, text: str, tmp_path: Path) -> None:
+    checkpoint = tiny_checkpoint(family, tmp_path / "model")
+    with pytest.raises(OptionError, match="adds slopes to scores") as caught:
+        llmc.build(checkpoint, tmp_path / "engine.llmc", kv_compression=text, **write_calibration(tmp_path))
+    assert str(caught.value).count("slopes") == 1 and caught.value.fix == "build without kv_compression"
 
 
 @pytest.mark.parametrize(

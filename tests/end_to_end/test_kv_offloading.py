@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -221,6 +222,28 @@ def test_compiled_engines_under_pressure(kind: str, checkpoint_of: Callable[...,
                 assert answers(engine) == expected, (more, place)
                 stats = offload(engine)
                 assert engine.loop.scheduler.preemptions and stats.hits and not stats.damaged_blocks
+
+
+@pytest.mark.slow
+def test_ten_thousand_blocks_in_and_out_change_no_token(tiny: Path) -> None:
+    """The tier has room for half of the prompts, so it loses blocks, and takes them again, all the time."""
+    shuffled = random.Random(5)
+    prompts = [[shuffled.randrange(97) for _ in range(shuffled.randrange(10, 30))] for _ in range(32)]
+
+    def told(engine: Engine, asked: list[list[int]]) -> list[object]:
+        return [each.choices[0].token_ids for each in engine.generate(asked, max_tokens=10, ignore_eos=True)]
+
+    with llmc.load(tiny, prefix_cache=False) as engine:
+        expected = [told(engine, [prompt])[0] for prompt in prompts]
+    moved = 0
+    with tight(tiny, kv_offloading_size=40 * TINY_BLOCK) as engine:
+        while moved < 10_000:
+            order = shuffled.sample(range(len(prompts)), len(prompts))
+            assert told(engine, [prompts[number] for number in order]) == [expected[number] for number in order]
+            before, stats = moved, offload(engine)
+            moved = stats.stored_blocks + stats.loaded_blocks
+            assert moved > before and not stats.damaged_blocks
+        assert stats.loaded_blocks > 500 and engine.loop.scheduler.preemptions and engine.loop.pool.used == 0
 
 
 @pytest.mark.slow

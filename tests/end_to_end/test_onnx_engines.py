@@ -150,6 +150,7 @@ def test_a_model_in_fewer_bits_is_widened_and_it_is_said(tmp_path: Path) -> None
         ({"dtype": "bfloat16"}, "compute in float32, not bfloat16"),
         ({"kv_cache": "int8"}, "have no int8 codes in their caches"),
         ({"tensor_parallel_size": 2}, "have one rank, not 2"),
+        ({"kv_compression": "snapkv:share=50"}, "have no kernels that choose or rotate rows for snapkv:share=50"),
         ({"speculative": "mtp"}, "have no built-in drafts"),
         ({"pipeline_parallel_size": 2}, "do not support pipeline stages"),
     ],

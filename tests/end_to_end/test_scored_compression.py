@@ -234,8 +234,8 @@ def test_a_full_budget_changes_no_bit(text: str, full: str, built: Callable[...,
     ("text", "problem"),
     [
         ("snapkv:budget=16,window=16", "leaves no room in addition to the 16 protected rows (0 first ones, 16 last"),
-        ("snapkv:budget=48,share=50", "budget=48 and share=50: give one of them"),
-        ("snapkv:window=16", "budget=None and share=None: give one of them"),
+        ("snapkv:budget=48,share=50", "budget=48 and share=50 contradict each other"),
+        ("snapkv:window=16", "it lacks budget or share"),
         ("snapkv:share=0", "share=0 is not a percentage from 1 to 100"),
         ("snapkv:share=50,pool=4", "pool=4 is not an odd number"),
         ("snapkv:share=50,window=200", "window=200 is not a number of queries from 1 to 128"),
@@ -253,6 +253,32 @@ def test_a_policy_that_cannot_be_is_refused(text: str, problem: str, built: Call
     with llmc.load(path, threads=1) as engine, pytest.raises(RequestError) as asked:
         engine.generate([TOKENS], kv_compression=text)
     assert problem in asked.value.problem
+
+
+@pytest.mark.parametrize(
+    ("text", "fix"),
+    [
+        ("snapkv:budget=16", "give budget=72 or more, or protect fewer rows"),
+        ("snapkv", "add budget=NUMBER, or share=NUMBER for percent of the prompt"),
+        (
+            "snapkv:share=50,window=32",
+            "give kv_compression=snapkv:share=50,every=128,sinks=2,window=16,pool=5, or build",
+        ),
+        (
+            "snapkv:budget=40,window=17,every=8,sinks=20",
+            "give kv_compression=snapkv:budget=40,every=8,sinks=2,window=16,pool=5",
+        ),
+    ],
+)
+def test_refusals_name_what_the_engine_runs(text: str, fix: str, built: Callable[..., Path]) -> None:
+    path = built(kv_compression=SNAPKV, target="cpu")
+    with pytest.raises(OptionError) as caught:
+        llmc.load(path, kv_compression=text)
+    assert caught.value.fix is not None and fix in caught.value.fix
+    with llmc.load(path, threads=1) as engine:
+        if fix.startswith("give kv_compression="):
+            named = caught.value.fix.removeprefix("give kv_compression=").partition(", or build")[0]
+            assert engine.generate([TOKENS[:20]], max_tokens=1, kv_compression=named)
 
 
 @pytest.mark.parametrize(

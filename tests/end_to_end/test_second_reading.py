@@ -119,9 +119,7 @@ def test_prompts_without_room_to_read_them_again_are_refused(
         for call in calls:
             with pytest.raises(RequestError) as caught:
                 call()
-            problem = (
-                "prompt 0 has 255 tokens, and kvzip:budget=48,every=16,sinks=2,block=8,chunk=40 reads the first 240"
-            )
+            problem = "prompt 0 has 255 tokens, and kvzip:budget=48,every=16,sinks=2,chunk=40 reads the first 240"
             assert caught.value.problem.startswith(problem) and caught.value.problem.endswith("there is room for 16")
             assert caught.value.fix is not None and "max_model_len=262 and max_batch_tokens=22" in caught.value.fix
         engine.generate([TOKENS[:255]], max_tokens=1, kv_compression="none")

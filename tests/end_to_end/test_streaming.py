@@ -122,13 +122,17 @@ def test_a_long_text_needs_no_more_memory_than_a_short_one(model: Path, tmp_path
         ("streaming:budget=48,sinks=3,every=24", "cannot run streaming:budget=48,sinks=3,every=24"),
         ("streaming:budget=32,every=16", "cannot run streaming:budget=32,sinks=4,every=16"),
         ("stride:step=2,recent=16,rows=8", "cannot run stride:"),
-        ("none", "cannot run everything"),
+        ("none", "which cannot run none"),
     ],
 )
 def test_a_policy_that_cannot_be_is_refused(text: str, problem: str, built: Callable[..., Path]) -> None:
     with pytest.raises(OptionError) as caught:
         llmc.load(built(kv_compression=STREAMING, target="cpu"), kv_compression=text)
     assert problem in caught.value.problem and caught.value.fix
+    if text == "none":
+        assert caught.value.fix == "build without kv_compression"
+    if "sinks=4" in problem:
+        assert "give kv_compression=streaming:budget=32,sinks=3,every=16, or build" in caught.value.fix
 
 
 @pytest.mark.parametrize(
@@ -147,7 +151,7 @@ def test_layers_whose_keys_do_not_turn_are_refused(family: str, problem: str, tm
 
 def test_onnxruntime_is_refused(model: Path, tmp_path: Path) -> None:
     options: dict[str, Any] = {"block_size": 8, "max_model_len": 256, "kv_compression": STREAMING, "dtype": "float32"}
-    with pytest.raises(LlmcError, match="turn_rows"):
+    with pytest.raises(LlmcError, match="have no kernels that choose or rotate rows for streaming:budget="):
         llmc.build(model, tmp_path / "e.llmc", target="onnxruntime", **options)
 
 

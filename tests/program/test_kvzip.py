@@ -47,12 +47,17 @@ def test_prompts_of_any_length_have_one_cut_within_their_prefix(prefix: int, end
         (replace(POLICY, prefix=15), 0, 16),
         (replace(POLICY, prefix=24), 16, 16),
         (KVzip(share=30, block=8, prefix=17), 8, 8),
+        (KVzip(share=99, block=8, prefix=100), 88, 88),
+        (KVzip(share=50, sinks=2**31 - 128, block=8, prefix=100), 88, 2**31 - 120),
     ],
 )
 def test_a_prefix_without_rows_to_drop_is_refused(policy: KVzip, scored: int, kept: int) -> None:
-    problem = policy.cut_problem(8)
-    assert problem is not None and f"{scored} of its rows are scored, and {kept} are kept" in problem
-    assert policy.prefix is not None and replace(policy, prefix=policy.prefix + 24).cut_problem(8) is None
+    found = policy.cut_problem(8)
+    assert found is not None and f"{scored} of its rows are scored, and {kept} are kept" in found[0]
+    least = policy.least_prefix()
+    assert found[1] == f"give prefix={least} or more, or leave it out"
+    assert replace(policy, prefix=least).cut_problem(8) is None
+    assert replace(policy, prefix=least - 1).cut_problem(8) is not None
 
 
 def test_eager_runs_read_nothing_again() -> None:

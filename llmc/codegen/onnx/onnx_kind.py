@@ -23,7 +23,7 @@ from llmc.formats.schemes import DEFAULT_TOKENS, TokenDefault
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.weights import Recipe
 from llmc.options import BuildOptions
-from llmc.program import Layout, Program, WeightSlot
+from llmc.program import Compression, Layout, Program, WeightSlot, parse_compression
 from llmc.targets import OnnxTarget
 
 
@@ -47,6 +47,13 @@ class OnnxKind:
         if options.kv_cache != "auto":
             raise _refused(
                 f"have no {options.kv_cache} codes in their caches", f"kv_cache={options.kv_cache}", "kv_cache"
+            )
+        policy = parse_compression(options.kv_compression)
+        if isinstance(policy, Compression) and policy.IN_GRAPH:
+            raise OptionError(
+                f"engines for onnxruntime have no kernels that choose or rotate rows for {policy.shown}",
+                at=f"kv_compression={policy.shown}",
+                fix="build with kv_compression=stride:step=4,recent=512, or without, or for this machine: target=cpu",
             )
         if options.tensor_parallel_size > 1:
             size = options.tensor_parallel_size

@@ -19,7 +19,7 @@ from llmc.graph.stage import Stage
 from llmc.graph.weights import Constant
 from llmc.ops.score_expected import means_of, pairs
 from llmc.options import BuildOptions
-from llmc.passes.attention.compress_kv_cache import asked_policy, refuse_compression
+from llmc.passes.attention.compress_kv_cache import asked_policy, check_scores, refuse_compression
 from llmc.passes.compaction.rotation import Rotation, rotation_of
 from llmc.passes.compaction.triattention import rotation_problem
 from llmc.passes.model_data import ModelData
@@ -45,13 +45,14 @@ def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog, data: ModelDa
     for layer, node in enumerate(graph.graph.find_nodes(op="call_function", target=_llmc.attention.default)):
         if refuse_compression(node, policy) is not None:
             continue
+        check_scores(graph, node, policy)
         queries, keys = (call_arguments(node)[name] for name in "qk")
         rotation = rotation_of(queries)
         problem = rotation_problem(queries, keys)
         if problem is not None:
             raise OptionError(
                 f"layer {layer} has {problem}",
-                at=f"kv_compression={policy}",
+                at=f"kv_compression={policy.shown}",
                 fix="build with another policy, such as snapkv or h2o (docs/kv-compression.md), or without",
             )
         assert isinstance(rotation, Rotation)

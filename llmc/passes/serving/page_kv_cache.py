@@ -30,6 +30,7 @@ from llmc.graph.render import render_type
 from llmc.graph.stage import Stage
 from llmc.graph.step_inputs import add_step_input, group_inputs, step_input
 from llmc.options import BuildOptions
+from llmc.passes.attention.compress_kv_cache import distance_argument
 from llmc.passes.node_rules import Call, substitute
 from llmc.passes.rewrite import GraphPass, Numerics
 from llmc.passes.rewrite_log import RewriteLog
@@ -103,12 +104,12 @@ def _refuse_cuts(node: fx.Node, policy: CachePolicy, recent: Nearest | None, blo
     also kept exact must stay."""
     if not policy.drops_rows:
         return None
-    for name in ("slopes", "bias"):
-        if call_arguments(node)[name] is not None:
-            return Refusal(f"{policy} drops rows, but {name} count how far back a key is", node)
+    distance = distance_argument(node)
+    if distance is not None:
+        return Refusal(f"{policy.shown} drops rows, but {distance} count how far back a key is", node)
     problem = policy.cut_problem(block_size)
     if problem is not None:
-        return Refusal(f"{policy} {problem}", node)
+        return Refusal(f"{policy.shown} {problem[0]}", node)
     dropped = None if recent is None else newest_problem(policy, recent.window or 0, block_size)
     return None if dropped is None else Refusal(dropped[0], node)
 

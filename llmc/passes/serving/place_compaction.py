@@ -64,7 +64,7 @@ def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
     for layer in layers:
         _check(layer, placement)
     caches = [placement.add_caches(layer) for layer in layers]
-    log.step(f"declare the compaction of {policy}", *graph.inputs())
+    log.step(f"declare the compaction of {policy.shown}", *graph.inputs())
     add_step_input(graph, COMPACTION, ("K",), torch.int32)
     if placement.place_joined is not None and isinstance(policy, Scored) and policy.joins_layers:
         log.step("choose rows of the caches of all layers together", *(layer.node for layer in layers))
@@ -97,6 +97,6 @@ def _check(layer: Layer, placement: Placement) -> None:
     if problem is not None:
         raise OptionError(
             f"layer {layer.spec.layer} has {problem}",
-            at=f"kv_compression={layer.policy}",
+            at=f"kv_compression={layer.policy.shown}",
             fix="build with kv_compression=stride:step=4,recent=512, or without",
         )

@@ -14,7 +14,7 @@ def memory_data(program: Program) -> dict[str, Any]:
     """{"weights": […], "caches": …, "buffers": […], "arena", "unplanned"}: bytes, or affine in T and L."""
     limits = program.limits
     bytes_per_token, longest = program.token_bytes(), limits.blocks_for(limits.max_model_len)
-    kept = ((longest, None), *((policy.sequence_blocks(limits, 1), str(policy)) for policy in program.policies))
+    kept = ((longest, None), *((policy.sequence_blocks(limits, 1), policy.shown) for policy in program.policies))
     return {
         "weights": _weights(program),
         "cache": {

@@ -3,7 +3,15 @@
 from collections.abc import Sequence
 
 from llmc.errors import OptionError, RequestError
-from llmc.program import EVERYTHING, CachePolicy, Program, check_newest, compression_problem, fitted_compression
+from llmc.program import (
+    EVERYTHING,
+    CachePolicy,
+    Program,
+    check_cuts,
+    check_newest,
+    compression_problem,
+    fitted_compression,
+)
 
 
 class RequestPolicies:
@@ -54,24 +62,17 @@ class RequestPolicies:
         """
         if self._built is not None and programs:
             raise OptionError(
-                f"the engine drops rows of its KV cache ({self._built}), and its drafter keeps every position",
+                f"the engine drops rows of its KV cache ({self._built.shown}), and its drafter keeps every position",
                 at="speculation",
                 fix="draft by ngram, suffix or lookahead, or load an engine that was built without kv_compression",
             )
 
     def _checked(self, text: str) -> CachePolicy:
         policy = fitted_compression(text, self._block_size)
-        problem, fix = policy.cut_problem(self._block_size), f"give multiples of {self._block_size}"
-        if problem is not None:
-            problem = f"{policy}: {problem}"
-        elif self._built is None:
-            fix = f"build with kv_compression={policy}"
-            if policy.drops_rows:
-                problem = f"the engine was built without KV compression, and {policy} was requested"
-        else:
-            problem, fix = compression_problem(self._built, policy), f"build with kv_compression={policy}"
-        if problem is not None:
-            raise OptionError(problem, at=f"kv_compression={policy}", fix=fix)
+        check_cuts(policy, self._block_size)
+        found = compression_problem(self.built, policy)
+        if found is not None:
+            raise OptionError(found[0], at=f"kv_compression={text:.200}", fix=found[1])
         if self._exact_rows:
             check_newest(policy, self._exact_rows, self._block_size)
         return policy

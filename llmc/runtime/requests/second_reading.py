@@ -113,8 +113,8 @@ def check_room(where: str, policy: CachePolicy, prompt: int, limits: Limits, ins
         return
     room, wanted = min(limits.max_batch_tokens, limits.max_model_len - end), len(instruction) + CUE + least
     raise RequestError(
-        f"{where} has {prompt} tokens, and {policy} reads the first {end} again, in parts of {wanted} tokens or more, "
-        f"but there is room for {room}",
-        at=f"kv_compression={policy}",
+        f"{where} has {prompt} tokens, and {policy.shown} reads the first {end} again, in parts of {wanted} tokens or "
+        f"more, but there is room for {room}",
+        at=f"kv_compression={policy.shown}",
         fix=f"give a shorter prompt, or build with max_model_len={end + wanted} and max_batch_tokens={wanted} or more",
     )

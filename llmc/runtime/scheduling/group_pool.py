@@ -62,7 +62,7 @@ class GroupPool:
     def stats(self) -> GroupStats:
         """The numbers of blocks at this moment."""
         pool = self.pool
-        return GroupStats(str(self._policy), pool.count, pool.used, pool.cached, self.kept_rows, self.dropped_rows)
+        return GroupStats(self._policy.shown, pool.count, pool.used, pool.cached, self.kept_rows, self.dropped_rows)
 
     @property
     def built(self) -> CachePolicy:
@@ -303,7 +303,7 @@ class GroupPool:
         needs no reading. table: None before the first cut."""
         policy, done = self.policy(request), _progress(request, table)
         if not (isinstance(policy, Compression) and policy.READS_AGAIN):
-            return 0  # without making a cut, which lists its moves
+            return 0
         end = policy.next_cut(done)
         cut = Cut(()) if end is None else policy.cut(done)
         return most_tokens(cut.reads, end, self._limits, request.origin.instruction) if end and cut.reads else 0
@@ -324,7 +324,7 @@ class GroupPool:
         """The places of the blocks that rows move to."""
         if cut.chosen:
             return list(range(cut.pinned // self._size, self._limits.blocks_for(cut.chosen)))
-        return sorted({to // self._size for _, to in cut.moves})
+        return sorted({to // self._size for to in cut.destinations})
 
     def _moves(self, cut: Cut) -> Iterator[tuple[int, int]]:
         """The moves of a cut that no op of the graph does, with all other rows of the blocks that are written."""

@@ -57,6 +57,8 @@ def test_server_and_requests_choose(client: httpx.Client, engine: Path) -> None:
         ("stride:step=2,recent=10", "recent=10 is not a multiple of block_size=16"),
         ("stride:step=1,recent=16", "step=1 drops nothing"),
         ("strides:step=2", "is not a policy"),
+        ("stride:step=2,recent=16,rows=1000000000000", "is not a number up to 2147483647"),
+        (f"streaming:budget={10**20}", "is not a number up to 2147483647"),
         (5, "Input should be a valid string"),
     ],
 )
