@@ -17,12 +17,13 @@ from llmc.codegen.triton.kernels.rows.embedding import embedding
 from llmc.program import DeviceKernel
 from llmc.targets import GpuTarget
 from tests.codegen.triton.claimed import Claimed, rounded
-from tests.codegen.triton.offline_compile import compile_checked, largest, meta, node_kernels
+from tests.codegen.triton.offline_compile import OLDER_TRITON, compile_checked, largest, meta, node_kernels
 from tests.gpu_target import EACH_KIND_OF_GPU, gpu_target
 
 _OPS = torch.ops.llmc
 
 
+@pytest.mark.skipif(OLDER_TRITON, reason="Triton 3.6 takes more instructions")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.int8, marks=pytest.mark.slow)])
 def test_an_element_takes_the_instructions_that_are_predicted(
     dtype: torch.dtype, workers: Workers, tmp_path: Path
