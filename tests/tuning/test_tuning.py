@@ -141,6 +141,13 @@ def test_every_range_of_rows_has_a_step_in_which_its_kernels_are_measured() -> N
     assert len(steps) == len(set(steps))
 
 
+def test_decodes_of_mixed_steps_have_a_step_with_decodes() -> None:
+    steps = steps_of(program("sm_90"))
+    mixed = next(s for s in steps if s.tokens > s.requests)
+    lengths = np.diff(example_step(mixed, LIMITS, 300).query_starts)
+    assert mixed.requests > 1 and sorted(lengths) == [1] * (mixed.requests - 1) + [2]
+
+
 def test_example_steps_stay_within_the_cache() -> None:
     columns = LIMITS.max_model_len // LIMITS.block_size
     for shape in (StepShape(1, 1, 1, columns), StepShape(24, 24, 24, columns), StepShape(512, 1, 1, columns)):

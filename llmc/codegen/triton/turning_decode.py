@@ -7,7 +7,7 @@ are, change together, because they share their alternatives.
 """
 
 from collections import defaultdict
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass, replace
 
 from llmc.codegen.launches import alike, plan_buffers, spans_of
@@ -29,7 +29,8 @@ class _Site:
 
 def turn_in_decodes(program: Program, backend: TritonBackend) -> Program:
     """The program with a launch less per layer in steps of one token per request, and with a new memory plan."""
-    sites = _sites(program.launches, backend)
+    kept = {side.buffer for side in program.side_outputs}
+    sites = _sites(program.launches, backend, kept)
     if not sites:
         return program
     turning = {site.decode: _turning(program.launches, site, backend) for site in sites}
@@ -42,7 +43,6 @@ def turn_in_decodes(program: Program, backend: TritonBackend) -> Program:
         launches.append(changed.get(index, launch))
         if index in turning:
             launches.append(turning[index])
-    kept = {side.buffer for side in program.side_outputs}
     spans = spans_of(launches)
     unplaced = [
         replace(buffer, first_launch=spans[buffer.name][0], last_launch=spans[buffer.name][1])
@@ -61,8 +61,11 @@ def turn_in_decodes(program: Program, backend: TritonBackend) -> Program:
     )
 
 
-def _sites(launches: Sequence[Launch], backend: TritonBackend) -> list[_Site]:
-    """Return the sites where the decode can turn. Sites that are alike are all returned, or none."""
+def _sites(launches: Sequence[Launch], backend: TritonBackend, kept: Collection[str | None]) -> list[_Site]:
+    """Return the sites where the decode can turn. Sites that are alike are all returned, or none.
+
+    kept: buffers that the step leaves to its caller.
+    """
     users: dict[str, list[int]] = defaultdict(list)
     for index, launch in enumerate(launches):
         for value in launch.arguments.values():
@@ -75,12 +78,18 @@ def _sites(launches: Sequence[Launch], backend: TritonBackend) -> list[_Site]:
             while start and launches[start - 1].family == _PREFILL:
                 start -= 1
             site = _Site(start - 1, index)
-            is_one = start > 0 and start < index and _turns(launches, site, users, backend)
+            is_one = start > 0 and start < index and _turns(launches, site, users, backend, kept)
             by_kind[alike(launches[start : index + 1])].append(site if is_one else None)
     return [site for alikes in by_kind.values() if None not in alikes for site in alikes if site is not None]
 
 
-def _turns(launches: Sequence[Launch], site: _Site, users: dict[str, list[int]], backend: TritonBackend) -> bool:
+def _turns(
+    launches: Sequence[Launch],
+    site: _Site,
+    users: dict[str, list[int]],
+    backend: TritonBackend,
+    kept: Collection[str | None],
+) -> bool:
     """Whether the launch before prefill rotates for this attention only."""
     write, decode = launches[site.write], launches[site.decode]
     if write.family != _WRITE or write.grid[0] != "T":
@@ -88,7 +97,9 @@ def _turns(launches: Sequence[Launch], site: _Site, users: dict[str, list[int]],
     if any((x.only, x.wanted, x.sides, x.unless) != (None, (), (), ()) for x in launches[site.write : site.decode + 1]):
         return False
     rotated = write.arguments["y_ptr"]
-    if not isinstance(rotated, Operand) or rotated != decode.arguments["q_ptr"]:
+    if not isinstance(rotated, Operand) or rotated != decode.arguments["q_ptr"] or rotated.name in kept:
+        return False
+    if any(write.arguments[name] != decode.arguments[name] for name in ("k_cache_ptr", "v_cache_ptr")):
         return False
     constants, turned = (dict(backend.kernels[x.kernel].constants) for x in (decode, write))
     has_same_rows = all(constants[name] == turned[name] for name in ("KV_HEADS", "HEAD_DIM", "VALUE_DIM", "BLOCK_SIZE"))
@@ -116,7 +127,7 @@ def _turning(launches: Sequence[Launch], site: _Site, backend: TritonBackend) ->
         decode,
         kernel=name,
         arguments={n: arguments[n] for n in order if n in arguments},
-        grid=(splits, shares, f"max({requests} - (T - R) * {requests}, 0)"),
+        grid=(splits, shares, f"max({requests} - max(T - R, 0) * {requests}, 0)"),
         bytes_moved="0",
         flops="0",
     )

@@ -84,7 +84,7 @@ def test_rounded_tokens_and_large_heads_are_multiplied_as_codes() -> None:
 
 @pytest.mark.parametrize("format", ["int4", "q4_k"])
 def test_few_rounded_tokens_are_multiplied_as_numbers(format: str) -> None:
-    """Others as codes, as all are if 8 bits are multiplied by 8 bits: matrix units take those as they are."""
+    """Others as codes, as all are on an H200 if both have 8 bits: matrix units take those as they are."""
     for stored, rows, as_numbers in ((format, 1, True), (format, 8, True), (format, 64, False), ("int8", 1, False)):
         rounding = _chosen(_weight(6144, 4096, stored), rows, H200, "int8", TOKEN_GROUP)
         (product,) = rounding.then

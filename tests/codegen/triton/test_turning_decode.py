@@ -18,7 +18,7 @@ from llmc.graph.model_graph import ModelGraph
 from llmc.options import BuildOptions, parse_options
 from llmc.passes.pipeline import default
 from llmc.passes.runner import run_pipeline
-from llmc.program import Program, StepOutput
+from llmc.program import Launch, Program, StepOutput
 from llmc.runtime.device.call_selection import CallSelection
 from llmc.runtime.device.program import plan_calls
 from tests.codegen.tiny_models import gemma2, gpt2, llama
@@ -63,9 +63,16 @@ def test_steps_have_either_form() -> None:
         assert functions.count("paged_decode_kernel") == layers
 
 
+def test_more_requests_than_tokens_of_a_step_are_allowed() -> None:
+    """A grid says nothing of steps that cannot be."""
+    options = BuildOptions(max_batch_tokens=64, max_sequences=512)
+    program = lower_device(llama(torch.float32)[0], H100, options).program
+    assert plan_calls(program)
+
+
 def test_models_without_rotation_are_unchanged() -> None:
     program = lower_device(gpt2(torch.float32)[0], H100, BuildOptions()).program
-    assert all("(T - R) * R" not in size for launch in program.launches for size in launch.grid)
+    assert all("T - R, 0" not in size for launch in program.launches for size in launch.grid)
 
 
 def _functions(program: Program, tokens: int, requests: int) -> list[str]:
@@ -78,7 +85,9 @@ def _functions(program: Program, tokens: int, requests: int) -> list[str]:
 def _with_rotations(lowered: DeviceLowered) -> DeviceLowered:
     """The same, as if each step had a request with several tokens."""
     program = lowered.program
-    launches = tuple(
-        replace(launch, grid=tuple(size.replace("(T - R)", "T") for size in launch.grid)) for launch in program.launches
-    )
+
+    def grid(launch: Launch) -> tuple[str, ...]:
+        return tuple(size.replace("max(T - R, 0)", "T").replace("(T - R)", "T") for size in launch.grid)
+
+    launches = tuple(replace(launch, grid=grid(launch)) for launch in program.launches)
     return replace(lowered, programs={"h100": replace(program, launches=launches)})

@@ -88,7 +88,7 @@ def test_every_row_count(device: str, tokens: int, scheme: str) -> None:
     [(32, "none", None), (None, "int8", TOKEN_GROUP), pytest.param(32, "int8", None, marks=pytest.mark.slow)],
 )
 def test_codes(device: str, group: int | None, x_format: str, x_group: int | None, tokens: int) -> None:
-    weight, x = sparse_code_rows(24, 96, 0.5, group), seeded_normal(tokens, tokens, 96).half()
+    weight, x = sparse_code_rows(24, 128, 0.5, group), seeded_normal(tokens, tokens, 128).half()
     arguments = (rounded(x, x_format, group=x_group), weight.claimed(), None, x.dtype)
     check(linear, *arguments, device=device, tolerance=GPU_KERNELS[x.dtype])
     _same_sums(linear, weight, arguments, device)

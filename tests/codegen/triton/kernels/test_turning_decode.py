@@ -17,6 +17,7 @@ from llmc.ops.rope import rope_kv_write
 from llmc.program.launch_arguments import Operand
 from tests.codegen.cpp.paged_batch import PagedBatch, paged_batch
 from tests.codegen.triton.tensor_call import TensorCall, relative_error
+from tests.codegen.triton.turning_launch import turning_launch
 from tests.quick_sample import quick_sample
 from tests.seeded_normal import seeded_normal
 from tests.tolerances import GPU_KERNELS
@@ -100,13 +101,10 @@ def _call(
     (*_, decode) = call.candidates()[0].then
     cos, sin = _angles(len(q), half)
     given = {"k": k.flatten(1), "v": v.flatten(1), "cos": cos, "sin": sin, "slot_mapping": _slots(batch)}
-    own = {f"{name}_ptr": call.give(Operand("buffer", name), tensor) for name, tensor in given.items()}
     caches = {"k_cache": batch.k_cache, "v_cache": batch.v_cache}
     for name, cache in caches.items():
         call.give(Operand("cache", name), cache, is_written=True)
-    strides = {f"{name}_row_stride": given[name].shape[1] for name in ("k", "v")}
-    constants = {**decode.constants, "HALF": half, "INTERLEAVED": interleaved}
-    return call, replace(decode, arguments={**decode.arguments, **own, **strides}, constants=constants), caches
+    return call, turning_launch(call, decode, given, half, interleaved), caches
 
 
 def _new_rows(batch: PagedBatch) -> tuple[Tensor, Tensor, Tensor]:

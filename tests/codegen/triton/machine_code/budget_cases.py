@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from llmc.codegen.triton.kernel import KernelTemplate
+from llmc.codegen.call import Call
+from llmc.codegen.triton.kernel import DeviceLaunch, KernelTemplate
 from llmc.codegen.triton.kernels.attention.paged_attention import paged_attention
 from llmc.codegen.triton.kernels.attention.rope_kv_write import rope_kv_write
 from llmc.codegen.triton.kernels.experts.expert_linear import expert_linear
@@ -19,6 +21,8 @@ from llmc.targets import GpuTarget
 from tests.codegen.triton.claimed import Claimed, rounded
 from tests.codegen.triton.offline_compile import largest, meta, node_kernels
 from tests.codegen.triton.quantized_weight import meta_blocked
+from tests.codegen.triton.tensor_call import TensorCall
+from tests.codegen.triton.turning_launch import turning_launch
 
 Case = tuple[KernelTemplate, tuple[Any, ...]]
 _OPS = torch.ops.llmc
@@ -48,6 +52,19 @@ def _attention() -> Case:
     return paged_attention, (meta(8, 32, 128), cache, cache, *indices, 128**-0.5, *[None] * 5, trees)
 
 
+def _turning_decode() -> Case:
+    """The decode of `_attention` that rotates and writes its own rows."""
+
+    def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
+        assert isinstance(call, TensorCall)
+        rows, angles = meta(8, 8 * 128), meta(8, 64, dtype=torch.float32)
+        given = {"k": rows, "v": rows, "cos": angles, "sin": angles, "slot_mapping": meta(8, dtype=torch.int32)}
+        decode = paged_attention.candidates(call, target)[0].then[-1]
+        return (turning_launch(call, decode, given, 64, False),)
+
+    return replace(paged_attention, candidates=candidates), _attention()[1]
+
+
 def _rope_kv_write() -> Case:
     q, k, angles = meta(2, 32, 128), meta(2, 8, 128), meta(2, 64, dtype=torch.float32)
     cache = meta(4, 8, 16, 128)
@@ -68,6 +85,7 @@ CASES: Mapping[str, Callable[[], Case]] = {
     "experts of w8a8:x32": lambda: _experts_down_projection(_codes("int8", _EXPERTS * 4096), "int8"),
     "lm_head": lambda: (lm_head, (meta(2, 4096), meta(128256, 4096), None)),
     "attention": _attention,
+    "turning decode": _turning_decode,
     "rope_kv_write": _rope_kv_write,
     "rms_norm": lambda: (rms_norm, (meta(2, 4096), meta(4096), 1e-5)),
 }

@@ -82,7 +82,8 @@ def coded_product(call: Call, epilogue: Epilogue) -> Product:
     to codes."""
     stored = stored_weight(call)
     out, channels = stored.shape("codes")
-    return expandable(codes_product(call, epilogue, stored, (out, channels), stored.code_rows()))
+    product, arrived = codes_product(call, epilogue, stored, (out, channels), stored.code_rows()), call.within("x")
+    return expandable(product if arrived is None else _with_numbers(product, arrived))
 
 
 def codes_product(
@@ -111,12 +112,11 @@ def codes_product(
     turn = turn_channels(format, channels, groups["GROUPS"])
     if x_groups > 1:
         turn = TOKEN_GROUP
-    whole = replace(
+    return replace(
         product,
         constants={**product.constants, **constants},
         codes=Codes(format, x_format, turn, nbytes, quantize),
     )
-    return whole if arrived is None else _with_numbers(whole, arrived)
 
 
 def _with_numbers(product: Product, arrived: Call) -> Product:

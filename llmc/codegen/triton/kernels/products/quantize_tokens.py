@@ -190,10 +190,10 @@ def quantize_launch(call: Call, *, by_row: bool = False) -> tuple[DeviceLaunch, 
 def as_numbers(launch: DeviceLaunch, call: Call) -> tuple[DeviceLaunch, dict[str, Argument]]:
     """The launch where it stores the numbers that the codes stand for, and what a product then reads in the place of x.
     call: of round_tokens."""
-    columns = launch.constants["COLUMNS"]
-    assert isinstance(columns, int)
+    columns, count = launch.constants["COLUMNS"], launch.arguments["tokens"]
+    assert isinstance(columns, int) and isinstance(count, int | Count | Rows)
     x = call.within("x") or call
-    numbers = call.workspace("x_numbers", launch.arguments["tokens"], -(-columns // 16) * 16, x.dtype("x"))
+    numbers = call.workspace("x_numbers", count, -(-columns // 16) * 16, x.dtype("x"))
     arguments = {**launch.arguments, **rows("codes", numbers), "scales_ptr": None}
     into = {**rows("x", numbers), "x_scales_ptr": None}
     return replace(launch, arguments=arguments, constants={**launch.constants, "AS_NUMBERS": True}), into
