@@ -28,8 +28,8 @@ def shape_of(only: RowRange | None, limits: Limits) -> StepShape:
 
 
 def steps_of(program: Program) -> tuple[StepShape, ...]:
-    """A single decode, a full batch of them, also beside a request of two tokens, a prompt; then for each range of rows
-    the largest step in it."""
+    """A single decode, a full batch of them, the same with a request of two tokens, a prompt; then for each range of
+    rows the largest step in it."""
     from llmc.runtime.device.inputs import StepShape
 
     limits = program.limits
@@ -39,7 +39,7 @@ def steps_of(program: Program) -> tuple[StepShape, ...]:
     common = (
         StepShape(1, 1, 1, columns),
         StepShape(batch, batch, batch, columns),
-        # Of the requests one has two tokens, and the others' decodes are those of mixed steps.
+        # A mixed step has launches for its decodes that the others do not have.
         *((StepShape(batch + 1, batch, batch, columns),) if 1 < batch < limits.max_batch_tokens else ()),
         StepShape(tokens, 1, 1, columns),
     )
