@@ -240,7 +240,7 @@ def test_numbers_that_no_sequence_reaches_cost_nothing(text: str, model: Path, t
 
 @pytest.mark.parametrize(
     ("family", "text"),
-    [("bloom", "snapkv:share=50"), ("mpt", "stride:step=2,recent=16"), ("bloom", "triattention:budget=64")],
+    [("bloom", "snapkv:share=50"), ("bloom", "stride:step=2,recent=16"), ("bloom", "triattention:budget=64")],
 )
 def test_scores_by_distance_are_refused_once(family: str, text: str, tmp_path: Path) -> None:
     checkpoint = tiny_checkpoint(family, tmp_path / "model")
