@@ -43,13 +43,11 @@ def turn_in_decodes(program: Program, backend: TritonBackend) -> Program:
         launches.append(changed.get(index, launch))
         if index in turning:
             launches.append(turning[index])
-    spans = spans_of(launches)
-    unplaced = [
-        replace(buffer, first_launch=spans[buffer.name][0], last_launch=spans[buffer.name][1])
-        if buffer.name not in kept
-        else replace(buffer, first_launch=spans[buffer.name][0], last_launch=len(launches) - 1)
-        for buffer in program.buffers
-    ]
+    spans, end = spans_of(launches), len(launches) - 1
+    unplaced = []
+    for buffer in program.buffers:
+        first, last = spans[buffer.name]
+        unplaced.append(replace(buffer, first_launch=first, last_launch=end if buffer.name in kept else last))
     buffers, plan = plan_buffers(unplaced)
     return replace(
         program,
