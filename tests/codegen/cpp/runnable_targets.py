@@ -8,8 +8,8 @@ from _pytest.mark import ParameterSet
 from llmc.targets import CPU_TARGETS, missing_features
 
 _HERE = tuple(target for target in CPU_TARGETS if not missing_features(target))
-# Compiling takes half a minute for each target, and for the kernels of codes a minute. Targets other than the first and
-# AVX2 wait for the slow tests, and with codes AVX2 does, too.
+# Compiling takes half a minute for each target, and a minute for its kernels of codes. The quick tests compile for this
+# machine's best target and for AVX2, and kernels of codes for the best target only.
 _PLAIN = (_HERE[0].name, "cpu-x86-64-v3")
 _CODED = (_HERE[0].name,)
 
