@@ -132,7 +132,7 @@ def _build_all(plan: KernelPlan) -> tuple[list[Action | Ending], list[Refusal]]:
     built, refusals = list[Action | Ending](), list[Refusal]()
     for place, instruction in enumerate(plan.kernel.instructions):
         try:
-            built.append(build(instruction, place, plan.symbols, plan.kernel.labels))
+            built.append(build(instruction, place, plan.symbols, plan.kernel))
         except Refused as refused:
             refusals.append(refused.refusal)
     return built, refusals

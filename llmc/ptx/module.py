@@ -178,13 +178,15 @@ class Variable:
 
 @dataclass(frozen=True)
 class Kernel:
-    """An entry of a module. labels: the index of the instruction after each label. threads, cluster: threads of a
-    block, and blocks of a cluster, in each direction; empty if the launch decides."""
+    """An entry of a module. labels: the index of the instruction after each label. branch_tables: the labels that an
+    indexed branch chooses from, by the name of their list. threads, cluster: threads of a block, and blocks of a
+    cluster, in each direction; empty if the launch decides."""
 
     name: str
     parameters: tuple[Parameter, ...]
     instructions: tuple[Instruction, ...]
     labels: Mapping[str, int]
+    branch_tables: Mapping[str, tuple[str, ...]]
     registers: tuple[Register, ...]
     variables: Mapping[str, Variable]
     threads: tuple[int, ...] = ()

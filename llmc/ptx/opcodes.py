@@ -14,6 +14,7 @@ from llmc.ptx.instructions.compare import build_selp, build_setp, build_slct
 from llmc.ptx.instructions.control import (
     build_barrier,
     build_branch,
+    build_indexed_branch,
     build_return,
     collective,
     guarded_action,
@@ -30,7 +31,7 @@ from llmc.ptx.instructions.tensor_maps import build_tensormap
 from llmc.ptx.instructions.warps import build_elect, build_redux, build_shfl, build_vote, build_warp_barrier
 from llmc.ptx.instructions.wgmma import build_wgmma
 from llmc.ptx.modifiers import Modifiers
-from llmc.ptx.module import Instruction
+from llmc.ptx.module import Instruction, Kernel
 from llmc.ptx.team import End, Ending
 
 Builder = Callable[[Operands, Modifiers], Action]
@@ -82,18 +83,17 @@ COLLECTIVES: Mapping[str, Builder] = MappingProxyType(
 )
 
 
-def build(
-    instruction: Instruction, place: int, symbols: Mapping[str, int], labels: Mapping[str, int]
-) -> Action | Ending:
-    """A function that executes an instruction.
+def build(instruction: Instruction, place: int, symbols: Mapping[str, int], kernel: Kernel) -> Action | Ending:
+    """A function that executes an instruction of a kernel.
 
     Raises:
         Refused: the machine does not know the opcode.
     """
     modifiers, operands, guard = Modifiers(instruction), Operands(instruction, symbols), instruction.guard
     if modifiers.name == "bra":
-        return Ending(build_branch(operands, modifiers, place, labels, guard))
-    end = _end(operands, modifiers, place)
+        return Ending(build_branch(operands, modifiers, place, kernel.labels, guard))
+    end = build_indexed_branch(operands, modifiers, kernel) if modifiers.name == "brx" else None
+    end = end or _end(operands, modifiers, place)
     if end is not None:
         return Ending(guarded_end(end, guard, place))
     if modifiers.name in ACTIONS:

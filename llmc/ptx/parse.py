@@ -20,6 +20,7 @@ _VARIABLE = re.compile(
 )
 _LOCATION = re.compile(r"\.loc\s+(\d+)\s+(\d+)\s+\d+(.*)")
 _INLINED = re.compile(r"inlined_at\s+(\d+)\s+(\d+)")
+_BRANCH_TARGETS = re.compile(r"\.branchtargets\s+(.*)", re.DOTALL)
 _FILE = re.compile(r'\.file\s+(\d+)\s+"([^"]*)"')
 # Maximum size of a variable; a larger one means a damaged file.
 _MOST_BYTES = 1 << 24
@@ -90,6 +91,8 @@ class _KernelReader:
     registers: list[Register] = field(default_factory=list)
     instructions: list[Instruction] = field(default_factory=list)
     labels: dict[str, int] = field(default_factory=dict)
+    branch_tables: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    newest_label: str = ""
     scopes: list[Scope] = field(default_factory=list)
     source: SourceLine | None = None
 
@@ -107,7 +110,8 @@ class _KernelReader:
             elif statement.kind is Kind.CLOSE:
                 self.scopes.pop()
             elif statement.kind is Kind.LABEL:
-                self.labels[self.scopes[-1].label(statement.text)] = len(self.instructions)
+                self.newest_label = self.scopes[-1].label(statement.text)
+                self.labels[self.newest_label] = len(self.instructions)
             elif statement.kind is Kind.DIRECTIVE:
                 self._directive(statement)
             else:
@@ -118,6 +122,7 @@ class _KernelReader:
             tuple(_parameters(match[2], self.at(header.line))),
             tuple(self.instructions),
             self.labels,
+            self.branch_tables,
             tuple(self.registers),
             self.variables,
             sizes.get("reqntid", ()),
@@ -145,6 +150,9 @@ class _KernelReader:
             self.source = self._location(statement)
         elif match := _REGISTERS.match(statement.text):
             self._declare(match[1], match[2], statement)
+        elif match := _BRANCH_TARGETS.match(statement.text):
+            targets = (self.scopes[-1].label(name.strip()) for name in match[1].split(","))
+            self.branch_tables[self.newest_label] = tuple(targets)
         else:
             variable = _variable(statement, self.name)
             if variable is not None:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from llmc.ptx.errors import PtxError
+from llmc.ptx.finding import Check
 from tests.ptx.ptx_text import kernel_text, run_text
 
 # Every thread counts up to its own number, block by block; a shuffle behind the loop has the whole warp.
@@ -129,6 +130,39 @@ def test_barriers_with_numbers_and_counts() -> None:
     assert not report.findings
     swapped = np.arange(128) ^ 32
     np.testing.assert_array_equal(y, np.concatenate([swapped[64:], swapped[64:]]))
+
+
+# Every thread goes to the label of its warp's index in a list.
+INDEXED = """
+table:
+.branchtargets third, first, second;
+shr.u32 %r1, %r_tid, 5;
+mov.b32 %r2, 0;
+brx.idx %r1, table;
+first:
+add.s32 %r2, %r2, 100;
+second:
+add.s32 %r2, %r2, 10;
+third:
+add.s32 %r2, %r2, 1;
+mad.wide.u32 %d1, %r_tid, 4, %d_y;
+st.global.b32 [%d1], %r2;
+"""
+
+
+def test_warps_go_to_the_labels_of_their_indices() -> None:
+    y = np.zeros(96, np.int32)
+    report = run_text(kernel_text(INDEXED, ["y"], threads=96), {"y": y}, threads=96)
+    assert not report.findings
+    np.testing.assert_array_equal(y, np.repeat([1, 111, 11], 32))
+
+
+def test_an_index_behind_the_end_of_its_list_is_found() -> None:
+    y = np.zeros(128, np.int32)
+    report = run_text(kernel_text(INDEXED, ["y"], threads=128), {"y": y}, threads=128)
+    assert [(finding.check, finding.thread) for finding in report.findings] == [(Check.BOUNDS, 96)]
+    assert "the index of the branch is 3; its list has 3 labels" in report.findings[0].detail
+    np.testing.assert_array_equal(y, np.repeat([1, 111, 11, 0], 32))
 
 
 SPECIALISED = """

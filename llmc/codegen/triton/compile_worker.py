@@ -59,13 +59,14 @@ def compile_request(request: dict[str, Any], mode: int) -> dict[str, Any]:
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
+    from triton.experimental.gluon._runtime import GluonASTSource
 
     function = load_function(Path(request["source"]), request["function"])
     names = function.arg_names
     signature = {name: request["signature"].get(name, "constexpr") for name in names}
     constants = {name: request["constants"][name] for name in names if signature[name] == "constexpr"}
     attributes = {(names.index(name),): [["tt.divisibility", 16]] for name in request["divisible"]}
-    source = ASTSource(function, signature, constants, attributes)
+    source = (GluonASTSource if function.is_gluon() else ASTSource)(function, signature, constants, attributes)
     target = GPUTarget(request["backend"], request["arch"], request["warp_size"])
     # Products and sums may fuse, as they do in the CPU's kernels; the default depends on Triton's version.
     options = {"num_warps": request["num_warps"], "num_stages": request["num_stages"], "enable_fp_fusion": True}

@@ -16,7 +16,8 @@ from llmc.codegen.triton.kernels.attention.paged_decode import paged_decode_kern
 from llmc.program import Alternative, Launch, Program
 from llmc.program.launch_arguments import Operand
 
-_WRITE, _PREFILL, _DECODE = "rope_kv_write_kernel", "paged_prefill_kernel", "paged_decode_kernel"
+_WRITE, _DECODE = "rope_kv_write_kernel", "paged_decode_kernel"
+_PREFILLS = ("paged_prefill_kernel", "specialized_prefill_kernel")
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ def _sites(launches: Sequence[Launch], backend: TritonBackend, kept: Collection[
     for index, launch in enumerate(launches):
         if launch.family == _DECODE:
             start = index
-            while start and launches[start - 1].family == _PREFILL:
+            while start and launches[start - 1].family in _PREFILLS:
                 start -= 1
             site = _Site(start - 1, index)
             is_one = start > 0 and start < index and _turns(launches, site, users, backend, kept)

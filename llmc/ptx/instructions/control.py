@@ -8,9 +8,10 @@ import numpy as np
 
 from llmc.ptx.access import Operands
 from llmc.ptx.elementwise import Action
-from llmc.ptx.lanes import S64, Bools, Mask, Values
+from llmc.ptx.finding import Check
+from llmc.ptx.lanes import S64, U32, Bools, Mask, Values
 from llmc.ptx.modifiers import Modifiers
-from llmc.ptx.module import Guard, Immediate, Symbol
+from llmc.ptx.module import Guard, Immediate, Kernel, Symbol
 from llmc.ptx.schedule import Strand
 from llmc.ptx.team import End, Team
 
@@ -86,6 +87,34 @@ def build_branch(
         return lambda team, strand: team.schedule.go(destination, strand.mask)
     read = guard_values(guard)
     return lambda team, strand: team.branch(strand, read(team), destination, place + 1)
+
+
+def build_indexed_branch(operands: Operands, modifiers: Modifiers, kernel: Kernel) -> End:
+    """Build `brx.idx`: each thread goes to the label of its index in a list."""
+    modifiers.one_of("idx")
+    modifiers.flag("uni")
+    modifiers.finish()
+    operands.count(2)
+    table = operands.given[1]
+    if not isinstance(table, Symbol) or table.name not in kernel.branch_tables:
+        raise operands.refused(table)
+    destinations = [kernel.labels[name] for name in kernel.branch_tables[table.name]]
+    read = operands.reader(0, U32)
+    at = operands.instruction
+
+    def end(team: Team, strand: Strand) -> None:
+        indices = np.broadcast_to(read(team), team.shape)
+        threads = team.whole(strand.mask)
+        for index in np.unique(indices[threads]):
+            mask = threads & (indices == index)
+            if index < len(destinations):
+                team.schedule.go(destinations[index], mask)
+            else:
+                detail = f"the index of the branch is {index}; its list has {len(destinations)} labels"
+                team.tell(Check.BOUNDS, detail, team.lanes(mask), at)
+                team.end(mask, at)
+
+    return end
 
 
 def build_return(operands: Operands, modifiers: Modifiers) -> End:

@@ -51,13 +51,22 @@ class TritonInterpreterExecutor(HostLaunches):
         super().__init__(program, weights, blocks, snapshots)
         sources = {kernel.source for kernel in program.kernels if not kernel.is_library}
         modules = {source: _load_module(directory / source) for source in sorted(sources)}
-        self._functions = {k.name: getattr(modules[k.source], k.function) for k in program.kernels if not k.is_library}
+        self._functions = {
+            k.name: interpretable(vars(modules[k.source]), k.function) for k in program.kernels if not k.is_library
+        }
 
     def run_kernel(self, call: PlannedCall, grid: tuple[int, int, int], counts: Mapping[str, int]) -> None:
         """Interpret one launch."""
         # Lanes that nothing is stored of, such as a tile's rows past the last query, divide 0 by 0, as a GPU's do.
         with np.errstate(invalid="ignore"):
             self._functions[call.kernel.name][grid](**call.kernel.constants, **self.named(call, counts))
+
+
+def interpretable(module: Mapping[str, Any], function: str) -> Any:
+    """The function of a kernel, or for one in Gluon the one in the same module that the interpreter runs instead."""
+    from triton.experimental.gluon._runtime import GluonJITFunction
+
+    return module[f"interpreted_{function}" if isinstance(module[function], GluonJITFunction) else function]
 
 
 def switch_on() -> None:

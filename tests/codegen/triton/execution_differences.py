@@ -44,7 +44,7 @@ EXPLANATIONS: Mapping[str, Explanation] = MappingProxyType(
         **dict.fromkeys(("expert_tile_kernel", "expert_code_tile_kernel", "head_linear_kernel"), SUMS),
         **dict.fromkeys(("lora_expand_kernel", "lora_shrink_kernel", "quantize_tokens_kernel"), SUMS),
         **dict.fromkeys(("linear_attention_kernel", "selective_scan_kernel"), SUMS),
-        **dict.fromkeys(("paged_prefill_kernel", "ragged_attention_kernel"), SUMS),
+        **dict.fromkeys(("paged_prefill_kernel", "ragged_attention_kernel", "specialized_prefill_kernel"), SUMS),
         **dict.fromkeys(("paged_decode_kernel", "code_tile_kernel"), ROUNDED),
         **dict.fromkeys(("key_bounds_kernel", "key_masses_kernel"), ROUNDED),
         **dict.fromkeys(("sketch_moments_kernel", "leverages_kernel", "weigh_attention_kernel"), SUMS),

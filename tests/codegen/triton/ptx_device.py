@@ -58,10 +58,15 @@ def _ready(text: str, name: str, threads: int, shared_bytes: int) -> Code:
 
 
 def run_ptx(
-    device: PtxDevice, kernel: DeviceKernel, grid: tuple[int, ...], arguments: Mapping[str, Any], buffers: list[Buffer]
+    device: PtxDevice,
+    kernel: DeviceKernel,
+    grid: tuple[int, ...],
+    arguments: Mapping[str, Any],
+    buffers: list[Buffer],
+    edits: Sequence[tuple[str, str]] = (),
 ) -> None:
     """Launch a kernel; fails if the checks find anything. arguments: numbers, and the address of each pointer."""
-    report = launch_compiled(device, kernel, grid, arguments, buffers)
+    report = launch_compiled(device, kernel, grid, arguments, buffers, edits=edits)
     assert not report.findings, "\n".join(map(str, report.findings))
 
 

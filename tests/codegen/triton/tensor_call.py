@@ -25,7 +25,7 @@ from llmc.program import Layout, Limits, code_rows_layout
 from llmc.program.arrival_counters import ARRIVALS, MOST_COUNTERS
 from llmc.program.launch_arguments import Argument, Count, Operand, Rows
 from llmc.program.launch_grid import evaluate_grid
-from llmc.runtime.executors.triton_interpreter import allow_computed_bounds
+from llmc.runtime.executors.triton_interpreter import allow_computed_bounds, interpretable
 from tests.codegen.triton.claimed import Claimed, values_of
 from tests.codegen.triton.ptx_device import PtxDevice, buffer_of, run_ptx
 from tests.codegen.triton.specialized_kernel import specialized_kernel
@@ -253,8 +253,8 @@ class TensorCall:
             self._writable.add((operand.space, operand.name))
         return self._put(operand, tensor)
 
-    def run(self, launch: DeviceLaunch) -> None:
-        """Launch on the tensors."""
+    def run(self, launch: DeviceLaunch, edits: Sequence[tuple[str, str]] = ()) -> None:
+        """Launch on the tensors. edits: of the PTX, as for `launch_compiled`."""
         rows = self._arguments.get("rows")
         counts = {"T": self.tokens, "L": len(rows) if isinstance(rows, Tensor) else self.tokens, "R": 1}
         if "query_starts" in self._arguments:
@@ -263,7 +263,7 @@ class TensorCall:
             counts |= {"R": self.limits().max_sequences, "max_blocks": self._arguments["block_tables"].shape[1]}
         grid = tuple(evaluate_grid(text, counts) for text in launch.grid)
         if self._ptx is not None and not isinstance(launch.function, LibraryFunction):
-            self._run_ptx(self._ptx, launch, grid, counts)
+            self._run_ptx(self._ptx, launch, grid, counts, edits)
             return
         for value in launch.arguments.values():  # Of a library, which says nothing of what it writes.
             if isinstance(value, Operand) and (value.space, value.name) in self._writable & self._written.keys():
@@ -273,11 +273,22 @@ class TensorCall:
     def _run_python(self, launch: DeviceLaunch, grid: tuple[int, ...], counts: dict[str, int], memory: Memory) -> None:
         """By Triton: interpreted on the CPU, compiled on a device."""
         bound = {name: _bind(value, counts, memory) for name, value in launch.arguments.items()}
+        function = launch.function
         if self._device == "cpu":
             allow_computed_bounds()
-        launch.function[grid](**bound, **launch.constants, num_warps=launch.num_warps, num_stages=launch.num_stages)
+            if not isinstance(function, LibraryFunction):
+                module = python_function(function)
+                function = interpretable(module.__globals__, module.__name__)
+        function[grid](**bound, **launch.constants, num_warps=launch.num_warps, num_stages=launch.num_stages)
 
-    def _run_ptx(self, device: PtxDevice, launch: DeviceLaunch, grid: tuple[int, ...], counts: dict[str, int]) -> None:
+    def _run_ptx(
+        self,
+        device: PtxDevice,
+        launch: DeviceLaunch,
+        grid: tuple[int, ...],
+        counts: dict[str, int],
+        edits: Sequence[tuple[str, str]],
+    ) -> None:
         """As compiled for the device; only tensors that the launch is given can be reached. What the interpreter makes
         of the same is compared."""
         given = {(v.space, v.name): v for v in launch.arguments.values() if isinstance(v, Operand)}
@@ -292,7 +303,7 @@ class TensorCall:
             for name, value in launch.arguments.items()
         }
         kernel = specialized_kernel(self.memory, launch, python_function(launch.function).__name__)
-        run_ptx(device, kernel, grid, values, list(buffers.values()))
+        run_ptx(device, kernel, grid, values, list(buffers.values()), edits)
         self._run_python(launch, grid, counts, twin)
         device.differences.add(kernel.function, {key[1]: (self.memory[key], twin[key]) for key in stored})
 

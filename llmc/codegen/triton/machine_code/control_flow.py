@@ -12,7 +12,9 @@ from llmc.codegen.triton.machine_code.disassembly import Instruction
 
 _TARGET = re.compile(r"0x([0-9a-f]+)$")
 # The instructions that leave a block. Calls of slow paths of arithmetic return to the next instruction, as does BSYNC.
-_JUMPS = ("BRA", "EXIT", "RET")
+_JUMPS = ("BRA", "BRX", "EXIT", "RET")
+# A jump to one of several places, which the disassembler does not tell: warps of a block that do different work.
+_INDEXED_JUMP = "BRX"
 # Memory accesses, matrix instructions and floating-point arithmetic.
 _WORK = re.compile(r"(LD|ST)(G|S|L)|UTMA|UBLKCP|UTC\w*MMA|\w?[HIQO]G?MMA|[FHD](ADD|MUL|FMA)|RED|ATOM|MUFU")
 
@@ -106,7 +108,19 @@ def control_flow(instructions: Sequence[Instruction]) -> ControlFlow:
         goes_on = last.name not in _JUMPS or last.predicate is not None or _is_conditional(last)
         if goes_on and behind is not None:
             graph.add_edge(start, behind)
+    for start in ordered:
+        if blocks[start][-1].name == _INDEXED_JUMP:
+            _add_targets(graph, start)
     return ControlFlow({start: tuple(members) for start, members in blocks.items()}, graph)
+
+
+def _add_targets(graph: "nx.DiGraph[int]", source: int) -> None:
+    """Let an indexed jump go to all code that nothing else leads to."""
+    reached = {0, *nx.descendants(graph, 0)}
+    for block in sorted(graph.nodes):
+        if block not in reached:
+            graph.add_edge(source, block)
+            reached |= {block, *nx.descendants(graph, block)}
 
 
 def _target(instruction: Instruction) -> int | None:

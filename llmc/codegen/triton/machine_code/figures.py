@@ -15,6 +15,8 @@ from llmc.targets import GpuTarget
 _BULK_COPIES = ("UTMALDG", "UBLKCP")
 # A request to the L2 cache.
 _PREFETCH = "UBLKPF"
+# The operand of a wait for matrix instructions of a group of warps after which none is running.
+_NO_PRODUCT = ",0x0"
 _MATRIX = ("HMMA", "IMMA", "QMMA", "OMMA", "HGMMA", "IGMMA", "QGMMA", "UTCHMMA", "UTCIMMA", "UTCQMMA", "UTCOMMA")
 # griddepcontrol.launch_dependents and griddepcontrol.wait.
 _LAUNCH_DEPENDENTS, _WAIT = "PREEXIT", "ACQBULK"
@@ -59,8 +61,7 @@ class KernelCode:
         return whole[: next(ends, len(whole))]
 
     def _work(self, loop: Loop) -> tuple[int, int, int]:
-        copies = sum(instruction.name in _BULK_COPIES for instruction in loop.instructions)
-        return self.stream_bytes(loop.instructions), copies + _count(loop.instructions, *_MATRIX), len(loop.blocks)
+        return self.stream_bytes(loop.instructions), _count(loop.instructions, *_MATRIX), len(loop.blocks)
 
     @cached_property
     def _accessed(self) -> dict[int, frozenset[str]]:
@@ -134,8 +135,19 @@ class KernelCode:
 
     @property
     def barriers(self) -> int:
-        """Barriers of a whole block in the main loop."""
-        return _count(self.main_loop, "BAR")
+        """Barriers of a whole block in the main loop; those of some of its warps say how many threads they are for."""
+        return sum(instruction.name == "BAR" and "," not in instruction.operands for instruction in self.main_loop)
+
+    @property
+    def exposed_exponentials(self) -> int:
+        """Exponentials in the main loop that run while no product does: behind the wait for all of them."""
+        behind = False
+        exposed = 0
+        for instruction in self.main_loop:
+            if instruction.name == "WARPGROUP" and "DEPBAR" in instruction.modifiers:
+                behind = instruction.operands.endswith(_NO_PRODUCT)
+            exposed += behind and instruction.name == "MUFU"
+        return exposed
 
     @property
     def conversions(self) -> int:

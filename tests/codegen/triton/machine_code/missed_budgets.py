@@ -22,7 +22,7 @@ GPUS = ("a100", "h100", "b200")
 # By kernel, and its mode, the figures that miss, with their values.
 Missed = dict[str, dict[str, float]]
 _LIST = Path(__file__).with_name("missed_budgets.json")
-_MODES = ("TOKENS", "TOKEN_BLOCK", "SPLITS", "CACHE_FORMAT", "ROW_TILE")
+_MODES = ("TOKENS", "TOKEN_BLOCK", "SPLITS", "CACHE_FORMAT", "ROW_TILE", "ALTERNATE")
 
 
 def missed(case: str, target: GpuTarget, workers: Workers, directory: Path) -> tuple[Missed, list[str]]:

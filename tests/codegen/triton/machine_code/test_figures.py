@@ -133,6 +133,44 @@ def test_innermost_loops_leave_out_spins_and_outer_loops() -> None:
     ]
 
 
+def test_code_behind_an_indexed_jump_is_reached_through_it() -> None:
+    """Warps that copy and warps that multiply: the disassembler does not say where they begin."""
+    flow = control_flow(
+        _written(
+            "ACQBULK",
+            "@P0 BRA 0x40",
+            "BRX R4,-0xa0",
+            "NOP",
+            "EXIT",  # 0x40
+            "HGMMA R24,gdesc[UR4],R24",  # 0x50: a loop that only the indexed jump leads to
+            "@P1 BRA 0x50",
+            "EXIT",
+        )
+    )
+    assert [[instruction.name for instruction in loop.instructions] for loop in flow.innermost_loops()] == [
+        ["HGMMA", "BRA"]
+    ]
+    wait, last = flow.blocks[0][0], flow.blocks[0x70][0]
+    assert last.name == "EXIT" and flow.dominating(wait, last)
+
+
+def test_waits_of_groups_of_warps(workers: Workers, tmp_path: Path) -> None:
+    """A barrier for some of a block's threads names their number; exponentials behind the last wait are exposed."""
+    code = _compiled("waiting_kernel", {"TURNS": 64, "STORES_FIRST": False}, workers, tmp_path)
+    vars(code)["main_loop"] = _written(
+        "HGMMA R24,gdesc[UR4],R24",
+        "WARPGROUP.DEPBAR.LE gsb0,0x1",
+        "MUFU.EX2 R1,R1",
+        "BAR.SYNC.DEFER_BLOCKING 0x0,0x80",
+        "WARPGROUP.DEPBAR.LE gsb0,0x0",
+        "MUFU.EX2 R2,R2",
+        "WARPGROUP.ARRIVE ",
+        "BAR.SYNC.DEFER_BLOCKING 0x0",
+    )
+    assert code.exposed_exponentials == 1
+    assert code.barriers == 1
+
+
 def test_dominating_instructions() -> None:
     code = _written("@P0 BRA 0x30", "ACQBULK", "EXIT", "STG.E [R0.64],R1", "EXIT")
     flow = control_flow(code)

@@ -1,7 +1,8 @@
 """llmc::paged_attention: causal attention of a ragged batch over the paged cache, prefill chunks and decodes mixed.
 
-A step is three launches: requests with two tokens or more go to paged_prefill.py, those with a tree to a second launch
-of it, and those with one token to paged_decode.py, which splits each over its keys and joins the splits. Each launch
+A step is three launches: requests with two tokens or more go to paged_prefill.py, or on sm_90 specialized_prefill.py,
+those with a tree to a second launch of the former, and those with one token to paged_decode.py, which splits each over
+its keys and joins the splits. Each launch
 leaves the other kinds' requests alone, so that any mix is right. A step of T = R tokens is all decodes: the
 first two grids are empty then.
 
@@ -30,6 +31,7 @@ from llmc.codegen.triton.kernels.attention.attention_tiles import (
 from llmc.codegen.triton.kernels.attention.kv_write import caches, pair_codes, refuse_formats
 from llmc.codegen.triton.kernels.attention.paged_decode import paged_decode_kernel
 from llmc.codegen.triton.kernels.attention.paged_prefill import paged_prefill_kernel
+from llmc.codegen.triton.kernels.attention.specialized_launch import ROW_TILE, specialized_launches
 from llmc.codegen.triton.kernels.refusals import refuse_dtypes, refuse_ranks
 from llmc.graph.refusal import Refusal
 from llmc.program.arrival_counters import ARRIVALS, MOST_COUNTERS
@@ -127,15 +129,17 @@ def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
     arguments = named_arguments(paged_prefill_kernel, call, **common, requests=Count.REQUESTS)
     tokens = call.count("q")
 
+    def grid(row_tile: int) -> tuple[str, str]:
+        # Any request's tiles find a place in cdiv(T, tile) + R; with T = R there is no request with two tokens.
+        return str(heads // group), f"min(cdiv({tokens}, {row_tile // group}) + R, ({tokens} - R) * {_MAX_GRID})"
+
     def prefill(tile: Tile, trees: bool, then: tuple[DeviceLaunch, ...]) -> DeviceLaunch:
         row_tile = max(tile.rows, triton.next_power_of_2(group))
-        # Any request's tiles find a place in cdiv(T, tile) + R; with T = R there is no request with two tokens.
-        tiles = f"min(cdiv({tokens}, {row_tile // group}) + R, ({tokens} - R) * {_MAX_GRID})"
         return DeviceLaunch(
             paged_prefill_kernel,
             arguments,
             {**constants, "ROW_TILE": row_tile, "KEY_TILE": tile.keys, "TREES": trees},
-            (str(heads // group), tiles),
+            grid(row_tile),
             tile.num_warps,
             tile.num_stages,
             then=then,
@@ -145,7 +149,8 @@ def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
     trees = () if arguments["tree_masks_ptr"] is None else (prefill(of_trees, True, ()),)
     needs = {"is_padded": (head_dim, value_dim) != (dim_tile, value_tile), "is_coded": is_coded, "is_apart": is_apart}
     tiles = (own,) if own else prefill_tiles(target, is_fp32, widest, **needs)
-    return tuple(prefill(tile, False, (*trees, decode)) for tile in tiles)
+    specialized = specialized_launches(call, target, arguments, constants, grid(ROW_TILE), (*trees, decode))
+    return (*specialized, *(prefill(tile, False, (*trees, decode)) for tile in tiles))
 
 
 def _newest_caches(call: Call) -> dict[str, Argument]:

@@ -201,11 +201,16 @@ def request_of(query_starts_ptr: tl.tensor, tile: tl.tensor, requests: int, QUER
     return low
 
 
+# On sm_90, this kernel serves the attention that specialized_prefill.py does not.
 paged_prefill_budget = Budget(
     "paged_prefill_kernel",
     (
-        Limit("barriers", "warps that multiply and warps that exponentiate must not wait for each other", at_most=0),
-        Limit("register_moves", "producers give registers to the warps that multiply", at_least=1, arches=(90,)),
-        Limit("bulk_copies", "one thread asks for a whole tile", at_least=1, arches=(90, 100)),
+        Limit(
+            "barriers",
+            "warps that multiply and warps that exponentiate must not wait for each other",
+            at_most=0,
+            arches=(80, 100),
+        ),
+        Limit("bulk_copies", "one thread asks for a whole tile", at_least=1, arches=(100,)),
     ),
 )
