@@ -25,7 +25,7 @@ def test_no_file_is_longer_than_a_few_screens() -> None:
 
 
 def test_no_function_is_longer_than_a_screen() -> None:
-    """Kernels of Triton are exempt: calls between them cost names for dozens of values."""
+    """Kernels of Triton and Gluon are exempt: calls between them cost names for dozens of values."""
     long = {}
     for path in PACKAGE.rglob("*.py"):
         for node in ast.walk(parsed(path)):
@@ -38,4 +38,4 @@ def test_no_function_is_longer_than_a_screen() -> None:
 
 
 def _is_kernel(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
-    return any(ast.unparse(decorator) == "triton.jit" for decorator in node.decorator_list)
+    return any(ast.unparse(decorator) in ("triton.jit", "gluon.jit") for decorator in node.decorator_list)

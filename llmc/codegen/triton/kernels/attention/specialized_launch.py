@@ -4,11 +4,14 @@ from collections.abc import Mapping
 
 from llmc.codegen.call import Call
 from llmc.codegen.triton.kernel import Constant, DeviceLaunch
-from llmc.codegen.triton.kernels.attention.specialized_prefill import GROUP_ROWS, specialized_prefill_kernel
+from llmc.codegen.triton.kernels.attention.overlapped_softmax import GROUP_ROWS
+from llmc.codegen.triton.kernels.attention.specialized_prefill import specialized_prefill_kernel
 from llmc.program.launch_arguments import Argument
 from llmc.targets import GpuTarget
 
 _ARCH = 90
+# The warps of a group multiply together.
+_WARPS = 4
 ROW_TILE = 2 * GROUP_ROWS.value
 # By the larger dimension of keys and values: keys of a tile, and tiles of a ring. They and the queries fit in shared
 # memory. With 256 channels, the sums of more keys would not fit in registers.
@@ -44,7 +47,7 @@ def specialized_launches(
     if call.dtype("k_cache") is not call.dtype("q") or group > ROW_TILE or key_tile % call.block_size():
         return ()
     names = specialized_prefill_kernel.arg_names
-    own = {"KEY_TILE": key_tile, "STAGES": stages}
+    own = {"KEY_TILE": key_tile, "STAGES": stages, "WARPS": _WARPS}
     alternates = widest <= _ALTERNATES_UP_TO
     return tuple(
         DeviceLaunch(
@@ -52,7 +55,7 @@ def specialized_launches(
             {name: value for name, value in arguments.items() if name in names},
             {name: value for name, value in constants.items() if name in names} | own | {"ALTERNATE": is_alternating},
             grid,
-            num_warps=4,
+            num_warps=_WARPS,
             num_stages=stages,
             then=then,
         )

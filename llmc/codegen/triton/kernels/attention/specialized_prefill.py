@@ -1,9 +1,8 @@
 """Paged attention of prompts for sm_90, with warps that load and warps that multiply: the formula of paged_prefill.py.
 
-A producer warp copies tiles of keys and values from the cache into two rings in shared memory, a block of the cache per
-bulk copy. Two groups of four warps have 64 query rows each. A group keeps two products in flight, the scores of the
-next keys and the weighted sum of the last values, and computes the softmax of the former while the latter runs. Source:
-Shah et al. 2024, "FlashAttention-3".
+A producer warp copies tiles of keys and values from the cache into two rings in shared memory (cache_tiles.py). Two
+groups of four warps have 64 query rows each, and multiply while they compute the softmax (overlapped_softmax.py).
+Source: Shah et al. 2024, "FlashAttention-3".
 
 Written in Gluon, which has no interpreter: Triton's runs interpreted_specialized_prefill_kernel instead.
 """
@@ -12,26 +11,18 @@ import triton
 import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
-    mbarrier,
-    warpgroup_mma,
-    warpgroup_mma_wait,
-)
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
+from llmc.codegen.triton.kernels.attention.attend_keys import LOG2E, LOWEST
 from llmc.codegen.triton.kernels.attention.cache_tiles import copy_tiles
+from llmc.codegen.triton.kernels.attention.overlapped_softmax import GROUP_ROWS, weighted_values
 from llmc.codegen.triton.kernels.attention.paged_prefill import paged_prefill_kernel
 from llmc.codegen.triton.machine_code.budget import Budget, Limit
 
-LOG2E = gl.constexpr(1.4426950408889634)
-# Below every score, and finite: a row that has seen no key yet makes no inf - inf.
-LOWEST = gl.constexpr(-1.0e30)
 # Registers of a thread that multiplies and of one that copies: no form of the kernel spills. A multiprocessor has 504
 # for three threads, one of each group and one that copies.
 REGISTERS = gl.constexpr(224)
 COPY_REGISTERS = gl.constexpr(56)
-# Rows of a group of four warps: those of one matrix instruction.
-GROUP_ROWS = gl.constexpr(64)
 
 
 @gluon.jit
@@ -60,12 +51,14 @@ def specialized_prefill_kernel(
     KEY_TILE: gl.constexpr,
     STAGES: gl.constexpr,
     ALTERNATE: gl.constexpr,
+    WARPS: gl.constexpr,
 ) -> None:
     """Program (g, i): 128 // GROUP queries of one request, with the GROUP query heads of KV head g, as rows.
 
     Grid and order: those of paged_prefill_kernel. Requests with trees are left to that kernel. ALTERNATE: the two
-    groups take turns to queue products, so that one multiplies while the other computes a softmax. Must have:
-    BLOCK_SIZE divides KEY_TILE, dimensions are powers of two from 64 on, and q and the caches have one 16-bit dtype.
+    groups take turns to queue products, so that one multiplies while the other computes a softmax. WARPS: of a
+    group, and of the launch. Must have: BLOCK_SIZE divides KEY_TILE, dimensions are powers of two from 64 on, and q and
+    the caches have one 16-bit dtype.
     """
     QUERY_TILE: gl.constexpr = 2 * GROUP_ROWS // GROUP
     dtype: gl.constexpr = q_ptr.dtype.element_ty
@@ -108,14 +101,14 @@ def specialized_prefill_kernel(
                 _attend,
                 (
                     outside, rows, keys, kv_head, q_tiles, k_ring, v_ring, turns,
-                    GROUP, HEAD_DIM, VALUE_DIM, WINDOW, SOFTCAP, KEY_TILE, STAGES, ALTERNATE, 0,
+                    GROUP, HEAD_DIM, VALUE_DIM, WINDOW, SOFTCAP, KEY_TILE, STAGES, ALTERNATE, WARPS, 0,
                 ),
             ),
             (
                 _attend,
                 (
                     outside, rows, keys, kv_head, q_tiles, k_ring, v_ring, turns,
-                    GROUP, HEAD_DIM, VALUE_DIM, WINDOW, SOFTCAP, KEY_TILE, STAGES, ALTERNATE, 1,
+                    GROUP, HEAD_DIM, VALUE_DIM, WINDOW, SOFTCAP, KEY_TILE, STAGES, ALTERNATE, WARPS, 1,
                 ),
             ),
             (
@@ -149,19 +142,14 @@ def _attend(
     KEY_TILE: gl.constexpr,
     STAGES: gl.constexpr,
     ALTERNATE: gl.constexpr,
+    WARPS: gl.constexpr,
     PART: gl.constexpr,
 ) -> None:
-    """Half PART of the program's rows: their queries, the loop over all keys, and the result.
-
-    Tiles of keys that every row sees are computed without masks.
-    """
-    SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KEY_TILE, 16])
-    VALUES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, VALUE_DIM, 16])
-    LOADED: gl.constexpr = gl.BlockedLayout([1, 8], [256 // HEAD_DIM, HEAD_DIM // 8], [4, 1], [1, 0])
+    """Half PART of the program's rows: their queries, the softmax over all keys, and the result."""
+    SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, KEY_TILE, 16])
+    VALUES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, VALUE_DIM, 16])
+    LOADED: gl.constexpr = gl.BlockedLayout([1, 8], [256 // HEAD_DIM, HEAD_DIM // 8], [WARPS, 1], [1, 0])
     q_ptr, sinks_ptr, y_ptr, q_row_stride, y_row_stride, scale = outside
-    _, first_query, queries, context = rows
-    start, end, _ = keys
-
     present, token, head, query = _places(rows, kv_head, GROUP, PART, gl.SliceLayout(1, LOADED))
     dims = gl.arange(0, HEAD_DIM, gl.SliceLayout(0, LOADED))
     q_rows = q_ptr + token * q_row_stride + head * HEAD_DIM
@@ -170,152 +158,23 @@ def _attend(
     fence_async_shared()
 
     present, token, head, query = _places(rows, kv_head, GROUP, PART, gl.SliceLayout(1, SCORES))
-    own = context - queries + query
     if sinks_ptr is None:
         row_max = gl.full([GROUP_ROWS], LOWEST, gl.float32, gl.SliceLayout(1, SCORES))
         row_sum = gl.zeros([GROUP_ROWS], gl.float32, gl.SliceLayout(1, SCORES))
     else:
         row_max = gl.load(sinks_ptr + head, mask=present, other=0.0) * LOG2E
         row_sum = gl.full([GROUP_ROWS], 1.0, gl.float32, gl.SliceLayout(1, SCORES))
-    weighted = gl.zeros([GROUP_ROWS, VALUE_DIM], gl.float32, VALUES)
-
-    k_tiles, k_full, k_empty = k_ring
-    v_tiles, v_full, _ = v_ring
-    mbarrier.wait(k_full.index(0), 0)
-    scores = _scores(q_tile, k_tiles.index(0), KEY_TILE, SCORES)
-    scores = warpgroup_mma_wait(0, [scores])
-    mbarrier.arrive(k_empty.index(0))
-    weights, row_sum, row_max, _ = _soften(scores, row_sum, row_max, own, start, scale, WINDOW, SOFTCAP, KEY_TILE, True)
-    weights = gl.convert_layout(weights.to(q_tile.dtype), gl.DotOperandLayout(0, VALUES, 2))
-    mbarrier.wait(v_full.index(0), 0)
-
-    count = gl.cdiv(end - start, KEY_TILE)
-    first_own = context - queries + first_query
-    all_see_from = first_own * 0 + 1
-    all_see_to = gl.maximum((first_own + 1) // KEY_TILE - start // KEY_TILE, 1)
-    if WINDOW > 0:
-        all_see_from = gl.cdiv(gl.maximum(end - WINDOW, 0), KEY_TILE) - start // KEY_TILE
-        all_see_from = gl.minimum(gl.maximum(all_see_from, 1), all_see_to)
-        for turn in range(1, all_see_from):
-            weights, weighted, row_sum, row_max = _turn(
-                turn, q_tile, weights, weighted, row_sum, row_max, own, start, scale, k_ring, v_ring, turns,
-                WINDOW, SOFTCAP, KEY_TILE, STAGES, ALTERNATE, PART, True,
-            )  # fmt: skip
-    for turn in range(all_see_from, all_see_to):
-        weights, weighted, row_sum, row_max = _turn(
-            turn, q_tile, weights, weighted, row_sum, row_max, own, start, scale, k_ring, v_ring, turns,
-            WINDOW, SOFTCAP, KEY_TILE, STAGES, ALTERNATE, PART, False,
-        )  # fmt: skip
-    for turn in range(all_see_to, count):
-        weights, weighted, row_sum, row_max = _turn(
-            turn, q_tile, weights, weighted, row_sum, row_max, own, start, scale, k_ring, v_ring, turns,
-            WINDOW, SOFTCAP, KEY_TILE, STAGES, ALTERNATE, PART, True,
-        )  # fmt: skip
-    weighted = warpgroup_mma(weights, v_tiles.index((count - 1) % STAGES), weighted, is_async=True)
-    weighted = warpgroup_mma_wait(0, [weighted])
+    _, first_query, queries, context = rows
+    weighted, row_sum = weighted_values(
+        q_tile, row_sum, row_max, context - queries + query, context - queries + first_query, keys, scale,
+        k_ring, v_ring, turns, VALUE_DIM, WINDOW, SOFTCAP, KEY_TILE, STAGES, ALTERNATE, PART, SCORES, VALUES,
+    )  # fmt: skip
 
     present, token, head, query = _places(rows, kv_head, GROUP, PART, gl.SliceLayout(1, VALUES))
     y = weighted / gl.convert_layout(row_sum, gl.SliceLayout(1, VALUES))[:, None]
     y_rows = y_ptr + token * y_row_stride + head * VALUE_DIM
     value_dims = gl.arange(0, VALUE_DIM, gl.SliceLayout(0, VALUES))
     gl.store(y_rows[:, None] + value_dims[None, :], y.to(y_ptr.dtype.element_ty), mask=present[:, None])
-
-
-@gluon.jit
-def _turn(
-    turn: gl.tensor,
-    q_tile: gl.shared_memory_descriptor,
-    weights: gl.tensor,
-    weighted: gl.tensor,
-    row_sum: gl.tensor,
-    row_max: gl.tensor,
-    own: gl.tensor,
-    start: gl.tensor,
-    scale: float,
-    k_ring: gl.tuple,
-    v_ring: gl.tuple,
-    turns: gl.shared_memory_descriptor,
-    WINDOW: gl.constexpr,
-    SOFTCAP: gl.constexpr,
-    KEY_TILE: gl.constexpr,
-    STAGES: gl.constexpr,
-    ALTERNATE: gl.constexpr,
-    PART: gl.constexpr,
-    MASKED: gl.constexpr,
-) -> tuple[gl.tensor, gl.tensor, gl.tensor, gl.tensor]:
-    """The softmax of tile `turn`, and the weighted sum of the tile before; returns (weights, weighted, row_sum,
-    row_max). The values of both have arrived when it ends."""
-    k_tiles, k_full, k_empty = k_ring
-    v_tiles, v_full, v_empty = v_ring
-    stage, before = turn % STAGES, (turn - 1) % STAGES
-    mbarrier.wait(k_full.index(stage), turn // STAGES & 1)
-    if ALTERNATE:
-        # Group 0 goes first: its wait for turn 1 ends at once.
-        mbarrier.wait(turns.index(PART), (turn - 1) & 1 ^ (1 - PART))
-    SCORES: gl.constexpr = row_max.type.layout.parent
-    scores = _scores(q_tile, k_tiles.index(stage), KEY_TILE, SCORES)
-    weighted = warpgroup_mma(weights, v_tiles.index(before), weighted, is_async=True)
-    if ALTERNATE:
-        mbarrier.arrive(turns.index(1 - PART))
-    scores = warpgroup_mma_wait(1, [scores])
-    mbarrier.arrive(k_empty.index(stage))
-    weights, row_sum, row_max, shrink = _soften(
-        scores, row_sum, row_max, own, start + turn * KEY_TILE, scale, WINDOW, SOFTCAP, KEY_TILE, MASKED
-    )
-    # The compiler moves exponentials behind a wait for products, but not behind this branch.
-    mbarrier.wait(v_full.index(stage), turn // STAGES & 1)
-    weighted = warpgroup_mma_wait(0, [weighted])
-    mbarrier.arrive(v_empty.index(before))
-    VALUES: gl.constexpr = weighted.type.layout
-    weighted = weighted * gl.convert_layout(shrink, gl.SliceLayout(1, VALUES))[:, None]
-    weights = gl.convert_layout(weights.to(q_tile.dtype), gl.DotOperandLayout(0, VALUES, 2))
-    return weights, weighted, row_sum, row_max
-
-
-@gluon.jit
-def _scores(
-    q_tile: gl.shared_memory_descriptor,
-    k_tile: gl.shared_memory_descriptor,
-    KEY_TILE: gl.constexpr,
-    SCORES: gl.constexpr,
-) -> gl.tensor:
-    """Queue the product of queries and keys."""
-    zeros = gl.zeros([GROUP_ROWS, KEY_TILE], gl.float32, SCORES)
-    return warpgroup_mma(q_tile, k_tile.permute((1, 0)), zeros, use_acc=False, is_async=True)
-
-
-@gluon.jit
-def _soften(
-    scores: gl.tensor,
-    row_sum: gl.tensor,
-    row_max: gl.tensor,
-    own: gl.tensor,
-    tile: gl.tensor,
-    scale: float,
-    WINDOW: gl.constexpr,
-    SOFTCAP: gl.constexpr,
-    KEY_TILE: gl.constexpr,
-    MASKED: gl.constexpr,
-) -> tuple[gl.tensor, gl.tensor, gl.tensor, gl.tensor]:
-    """Turn the scores of a tile of keys into weights; returns (weights, row_sum, row_max, what older sums shrink to).
-
-    The arithmetic is that of attend_keys.
-    """
-    exponent_scale = (SOFTCAP if SOFTCAP > 0 else scale) * LOG2E
-    if SOFTCAP > 0:
-        # tanh(x) = 1 - 2 / (1 + exp(2x)), right at both infinities.
-        scores = 1.0 - 2.0 / (1.0 + gl.exp2(scores * (scale * (2.0 * LOG2E / SOFTCAP))))
-    if MASKED:
-        keys = tile + gl.arange(0, KEY_TILE, gl.SliceLayout(0, scores.type.layout))
-        back = own[:, None] - keys[None, :]
-        is_seen = back >= 0
-        if WINDOW > 0:
-            is_seen = is_seen & (back < WINDOW)
-        scores = gl.where(is_seen, scores, float("-inf"))
-    new_max = gl.maximum(row_max, gl.max(scores, 1) * exponent_scale)
-    weights = gl.exp2(scores * exponent_scale - new_max[:, None])
-    shrink = gl.exp2(row_max - new_max)
-    return weights, row_sum * shrink + gl.sum(weights, 1), new_max, shrink
 
 
 @gluon.jit
@@ -377,6 +236,7 @@ def interpreted_specialized_prefill_kernel(
     KEY_TILE: tl.constexpr,
     STAGES: tl.constexpr,
     ALTERNATE: tl.constexpr,
+    WARPS: tl.constexpr,
 ) -> None:
     """The same rows by paged_prefill_kernel, for Triton's interpreter."""
     paged_prefill_kernel(
