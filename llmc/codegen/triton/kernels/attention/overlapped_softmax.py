@@ -9,7 +9,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma, warpgroup_mma_wait
 
-from llmc.codegen.triton.kernels.attention.attend_keys import LOG2E
+from llmc.codegen.triton.kernels.attention.attend_keys import LOG2E, first_seen
 
 # Rows of one matrix instruction of four warps.
 GROUP_ROWS = gl.constexpr(64)
@@ -57,7 +57,7 @@ def weighted_values(
     all_see_from = first_own * 0 + 1
     all_see_to = gl.maximum((first_own + 1) // KEY_TILE - start // KEY_TILE, 1)
     if WINDOW > 0:
-        all_see_from = gl.cdiv(gl.maximum(end - WINDOW, 0), KEY_TILE) - start // KEY_TILE
+        all_see_from = gl.cdiv(first_seen(end - 1, WINDOW, 0), KEY_TILE) - start // KEY_TILE
         all_see_from = gl.minimum(gl.maximum(all_see_from, 1), all_see_to)
         for turn in range(1, all_see_from):
             weights, weighted, row_sum, row_max = _turn(

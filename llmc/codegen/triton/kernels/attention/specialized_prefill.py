@@ -13,10 +13,10 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
-from llmc.codegen.triton.kernels.attention.attend_keys import LOG2E, LOWEST
+from llmc.codegen.triton.kernels.attention.attend_keys import LOG2E, LOWEST, first_seen
 from llmc.codegen.triton.kernels.attention.cache_tiles import copy_tiles
 from llmc.codegen.triton.kernels.attention.overlapped_softmax import GROUP_ROWS, weighted_values
-from llmc.codegen.triton.kernels.attention.paged_prefill import paged_prefill_kernel
+from llmc.codegen.triton.kernels.attention.paged_prefill import paged_prefill_kernel, request_of
 from llmc.codegen.triton.machine_code.budget import Budget, Limit
 
 # Registers of a thread that multiplies and of one that copies: no form of the kernel spills. A multiprocessor has 504
@@ -64,7 +64,7 @@ def specialized_prefill_kernel(
     dtype: gl.constexpr = q_ptr.dtype.element_ty
     kv_head = gl.program_id(0)
     tile = gl.num_programs(1) - 1 - gl.program_id(1)
-    request = _request_of(query_starts_ptr, tile, requests, QUERY_TILE)
+    request = request_of(query_starts_ptr, tile, requests, QUERY_TILE)
     first_row = gl.load(query_starts_ptr + request)
     queries = gl.load(query_starts_ptr + request + 1) - first_row
     first_query = (tile - first_row // QUERY_TILE - request) * QUERY_TILE
@@ -78,9 +78,7 @@ def specialized_prefill_kernel(
     context = gl.load(context_lens_ptr + request)
     first_own = context - queries + first_query
     end = gl.minimum(first_own + QUERY_TILE, context)
-    first_key = first_own * 0
-    if WINDOW > 0:
-        first_key = gl.maximum(first_own - WINDOW + 1, 0)
+    first_key = first_seen(first_own, WINDOW, 0)
     start = first_key // KEY_TILE * KEY_TILE
 
     K_TILE: gl.constexpr = gl.NVMMASharedLayout.get_default_for([KEY_TILE, HEAD_DIM], dtype)
@@ -195,19 +193,6 @@ def _barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr) -> gl.shared_memory_d
     for i in gl.static_range(COUNT):
         mbarrier.init(barriers.index(i), count=ARRIVALS)
     return barriers
-
-
-@gluon.jit
-def _request_of(query_starts_ptr: gl.tensor, tile: gl.tensor, requests: int, QUERY_TILE: gl.constexpr) -> gl.tensor:
-    """`request_of` of paged_prefill.py, in Gluon."""
-    low = tile * 0
-    high = low + requests
-    while low + 1 < high:
-        middle = (low + high) // 2
-        starts_before = gl.load(query_starts_ptr + middle) // QUERY_TILE + middle <= tile
-        low = gl.where(starts_before, middle, low)
-        high = gl.where(starts_before, high, middle)
-    return low
 
 
 @triton.jit
