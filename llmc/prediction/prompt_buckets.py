@@ -7,7 +7,8 @@ from llmc.program import Program, RowCount
 from llmc.targets import GpuTarget
 
 MOST_TOKENS = 1024
-# Seconds that a graph saves per launch. Assumed: an H200 lost about 3 µs between two launches of a prompt.
+# Seconds that a graph saves per launch. Assumed: prompts of 512 tokens of 8B and 1B took 3.7 µs per launch more on an
+# H200 than a graph of the same launches is predicted to take (docs/gpu.md).
 _SAVED = 2e-6
 # A step of at most this many tokens takes the time in which its weights are read.
 _FEW_TOKENS = 64
