@@ -42,7 +42,7 @@ def open_engine(request: OpeningRequest) -> tuple[CudaExecutor, int]:
         memory = plan_stage_memory(programs, free, kv_cache_bytes, request.beside, state_cache_bytes, kv_memory)
     else:
         memory = memory_of_blocks(binaries.program, request.blocks)
-    return CudaExecutor(engine, device, binaries, memory, prompts=_prompts(binaries.program, device)), memory.blocks
+    return CudaExecutor(engine, device, binaries, memory, prompts=prompts_of(binaries.program, device)), memory.blocks
 
 
 def open_cuda_rank(engine: EngineDirectory, rank: int, blocks: int) -> CudaExecutor:
@@ -53,7 +53,7 @@ def open_cuda_rank(engine: EngineDirectory, rank: int, blocks: int) -> CudaExecu
     return CudaExecutor(engine, device, binaries, memory_of_blocks(binaries.program, blocks))
 
 
-def _prompts(program: Program, device: Device) -> PromptSizes | None:
+def prompts_of(program: Program, device: Device) -> PromptSizes | None:
     """Return the buckets of steps with prompts; None if they are not switched on, or the GPU's rates are unknown."""
     target = match_device(device.name, device.capability, is_hip=False) if settings().prompt_graphs else None
     return None if target is None else prompt_sizes(program, target)

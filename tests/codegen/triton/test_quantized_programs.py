@@ -58,7 +58,10 @@ def test_schemes_that_round_activations_equal_the_graph(scheme: str, tmp_path: P
     assert difference(optimized(scheme).graph, tmp_path) < 4e-2
 
 
-@pytest.mark.parametrize(("scheme", "function"), [("w8a8:xrow", "int8_matmul"), ("fp8-w8a8", "fp8_matmul")])
+@pytest.mark.parametrize(
+    ("scheme", "function"),
+    [("fp8-w8a8", "fp8_matmul"), pytest.param("w8a8:xrow", "int8_matmul", marks=pytest.mark.slow)],
+)
 def test_the_library_multiplies_codes(scheme: str, function: str, tmp_path: Path) -> None:
     """In every product of a layer, and in lm_head, in steps of more than 16 tokens."""
     graph, source = optimized(scheme).graph, captured_llama().source

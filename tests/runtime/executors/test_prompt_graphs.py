@@ -225,7 +225,7 @@ def test_an_engine_warms_up_alone_and_tells(made: tuple[CudaExecutor, FakeDriver
 
 def test_prompts_have_buckets_if_they_are_switched_on(monkeypatch: pytest.MonkeyPatch) -> None:
     device: Any = SimpleNamespace(name="NVIDIA H100 80GB HBM3", capability=(9, 0))
-    opened = partial(cuda_opening._prompts, program(), device)
+    opened = partial(cuda_opening.prompts_of, program(), device)
     for value, is_on in (("0", False), ("1", True)):
         monkeypatch.setenv("LLMC_PROMPT_GRAPHS", value)
         settings.cache_clear()
