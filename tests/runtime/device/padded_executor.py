@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from llmc.engine_format import EngineDirectory
 from llmc.engine_format.engine_files import EngineFiles
-from llmc.program import CHOICE_INPUTS, HIDDEN, ROW_ADAPTERS, STATE_SLOTS, STEP_INPUTS, Program, StepOutput, group_input
+from llmc.program import CHOICE_INPUTS, Program, StepOutput
 from llmc.runtime.device.adapter_tensors import with_adapters
 from llmc.runtime.device.inputs import StepShape, largest_shape
 from llmc.runtime.device.prompt_inputs import PromptSizes, prompt_sizes
@@ -24,9 +22,7 @@ from llmc.runtime.executors.stored_weights import stored_tensor
 from llmc.runtime.loop.step import Step
 from llmc.runtime.sampling.row_choice import RowChoices
 from llmc.targets import gpu_target
-
-_OF_GROUPS = {"slot_mapping": "group_slots", "block_tables": "group_tables", "context_lens": "group_lens"}
-_DTYPES = {"F32": np.float32, "I32": np.int32, "I64": np.int64}
+from tests.runtime.device.staged_step import staged_input, staged_step
 
 
 class PaddedPtxExecutor(ptx.PtxExecutor):
@@ -76,31 +72,12 @@ class PaddedPtxExecutor(ptx.PtxExecutor):
         self.shapes.append(shape)
         if shape is None:
             return super().launch_all(step, wanted)
-        padded = self._read(step, shape)
+        staged = self._lane.staged.numpy()
         for name, dtype in CHOICE_INPUTS.items() if self._choices is not None else ():
-            self._memory["input", name] = torch.from_numpy(self._at(shape, name, (shape.logit_rows,), dtype))
-        return super().launch_all(padded, wanted)
-
-    def _read(self, step: Step, shape: StepShape) -> Step:
-        """The padded step, from the memory that a device would copy."""
-        counts = dict.fromkeys(("context_lens", "block_tables", STATE_SLOTS), shape.requests)
-        counts |= dict.fromkeys(("logit_rows", ROW_ADAPTERS), shape.logit_rows) | {"query_starts": shape.requests + 1}
-        columns = {"block_tables": (shape.max_blocks,), HIDDEN: (shape.hidden,)}
-        arrays: dict[str, Any] = {}
-        for base, group, _ in step.inputs_by_group():
-            size = (counts.get(base, shape.tokens), *columns.get(base, ()))
-            found = self._at(shape, group_input(base, group), size, STEP_INPUTS.get(base, "I32"))
-            if group:
-                arrays.setdefault(_OF_GROUPS[base], []).append(found)
-            else:
-                arrays[base] = found
-        whole: dict[str, Any] = {n: np.stack(own) if isinstance(own, list) else own for n, own in arrays.items()}
-        return replace(step, **whole)
-
-    def _at(self, shape: StepShape, name: str, size: tuple[int, ...], dtype: str) -> np.ndarray:
-        memory, start = self._lane.staged.numpy(), shape.input_offsets()[name]
-        count = int(np.prod(size)) * np.dtype(_DTYPES[dtype]).itemsize
-        return memory[start : start + count].view(_DTYPES[dtype]).reshape(size).copy()
+            self._memory["input", name] = torch.from_numpy(
+                staged_input(staged, shape, name, (shape.logit_rows,), dtype)
+            )
+        return super().launch_all(staged_step(staged, shape, step), wanted)
 
 
 def pad_steps(monkeypatch: pytest.MonkeyPatch) -> list[PaddedPtxExecutor]:
