@@ -36,29 +36,25 @@ class PromptSizes:
     def shape(self, step: Step, block_size: int) -> StepShape | None:
         """Return the shape of a step's bucket; None if it has none."""
         own = StepShape.of(step)
-        rows = _least(self.logit_rows, own.logit_rows)
+        tokens, rows = _least(self.tokens, own.tokens), _least(self.logit_rows, own.logit_rows)
         columns = max(LEAST_COLUMNS, 1 << (own.max_blocks - 1).bit_length())
-        # A step of one token per request would be decodes, so it may need a larger number of tokens.
-        first = bisect_left(self.tokens, own.tokens)
-        for tokens in self.tokens[first : first + 3]:
-            extra = tokens - own.tokens
-            requests = _least(self.requests, own.requests + (extra > 0))
-            if requests is None or rows is None or extra > columns * block_size:
-                return None
-            if requests < tokens:
-                rest = own.hidden, own.adapters, own.states, own.groups
-                return StepShape(tokens, rows, requests, columns, *rest)
-        return None
+        if tokens is None or rows is None or tokens - own.tokens > columns * block_size:
+            return None
+        requests = _least(self.requests, own.requests + (tokens > own.tokens))
+        # A step of one token per request would be decodes, which have other launches.
+        if requests is None or requests >= tokens:
+            return None
+        return StepShape(tokens, rows, requests, columns, own.hidden, own.adapters, own.states, own.groups)
 
 
 def prompt_sizes(program: Program, target: GpuTarget) -> PromptSizes:
     """Return the buckets of a program on a GPU. No step has one if graphs save nothing."""
-    limits = program.limits
+    limits, most = program.limits, program.limits.max_sequences
     row_ends = {end for end in range_ends(program, RowCount.LOGIT_ROWS) if 0 < end < limits.max_logit_rows}
     return PromptSizes(
         token_buckets(program, target),
-        tuple(sorted({0, *row_ends, *_powers(1, limits.max_logit_rows)})),
-        _powers(min(2, limits.max_sequences), limits.max_sequences),
+        tuple(sorted({0, limits.max_logit_rows, *row_ends, *_doubled(1, limits.max_logit_rows)})),
+        tuple(sorted({most, *_doubled(2, most), *_doubled(3, most)})),
     )
 
 
@@ -132,10 +128,8 @@ def _least(sizes: Sequence[int], count: int) -> int | None:
     return sizes[place] if place < len(sizes) else None
 
 
-def _powers(first: int, last: int) -> tuple[int, ...]:
-    """The powers of two from `first` on, and the last number."""
-    sizes = {last}
-    while first < last:
-        sizes.add(first)
+def _doubled(first: int, end: int) -> Iterator[int]:
+    """A number, doubled again and again, as long as it is less than `end`."""
+    while first < end:
+        yield first
         first *= 2
-    return tuple(sorted(sizes))

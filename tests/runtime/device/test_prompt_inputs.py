@@ -68,7 +68,9 @@ def test_a_bucket_has_the_step_and_requests_of_scratch_memory(
     rows = min(wanted, sum(counts))
     step = mixed(counts, rows, groups=groups)
     shape, memory = written(step, RowChoices.of([DRAWN] * rows) if has_choices else None)
-    assert shape is not None
+    if shape is None:
+        assert sum(counts) < 3 * len(counts) and (memory == 0xEE).all()
+        return
     tokens, requests = len(step.input_ids), len(counts)
     assert tokens <= shape.tokens <= 512 and shape.requests < shape.tokens
     assert rows <= shape.logit_rows and (shape.logit_rows > 0) == (rows > 0)
@@ -112,6 +114,7 @@ def test_a_bucket_has_the_step_and_requests_of_scratch_memory(
         ([513], 1, "more tokens than the largest bucket"),
         ([20] + [1] * 23, 1, "padding needs one more request than there may be"),
         ([40], 33, "more logit rows than the largest bucket"),
+        ([1] * 8, 7, "as many requests as tokens, as in decodes"),
     ],
 )
 def test_a_step_without_a_bucket_is_not_written(counts: list[int], rows: int, why: str) -> None:
@@ -123,12 +126,6 @@ def test_a_step_without_a_bucket_is_not_written(counts: list[int], rows: int, wh
 def test_padding_that_its_table_cannot_hold_has_no_bucket() -> None:
     sizes = replace(SIZES, tokens=(8, 4096))
     assert written(mixed([9], 1), None, sizes)[0] is None
-
-
-def test_as_many_requests_as_tokens_take_the_next_number_of_tokens() -> None:
-    """Decodes of which one needs no logits; the kernels of a step of decodes are others."""
-    shape, _ = written(mixed([1] * 8, 7), None)
-    assert shape is not None and (shape.tokens, shape.requests) == (64, 16)
 
 
 def test_a_full_bucket_needs_no_request_of_padding() -> None:
