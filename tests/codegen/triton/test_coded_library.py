@@ -61,6 +61,7 @@ def test_codes_of_one_format_are_multiplied_by_the_library(format: str) -> None:
         ("h100", {"format": "int8", "x_format": "int8", "x_group": 32}, "and tokens 8;"),
         ("h100", {"format": "fp8", "x_format": "fp8", "channels": 264}, "264 channels, .* not a multiple of 16"),
         ("h100", {"format": "fp8", "x_format": "fp8", "outputs": 60}, "60 rows, .* not a multiple of 16"),
+        ("rtx4090", {"format": "int8", "x_format": "int8", "outputs": 16384}, "largest step take 0.54 GB of 2. GB"),
     ],
 )
 def test_the_library_does_not_multiply(target: str, given: dict[str, Any], says: str) -> None:

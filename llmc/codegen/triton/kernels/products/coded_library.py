@@ -10,7 +10,7 @@ and whether it keeps to its stream, depends on the versions of torch and CUDA.
 
 import torch
 
-from llmc.codegen.triton.kernels.products.product import Product
+from llmc.codegen.triton.kernels.products.product import Product, most_rows
 from llmc.codegen.triton.kernels.products.product_way import Tiling, Way
 from llmc.targets import GpuTarget
 
@@ -20,6 +20,8 @@ _LEAST_TOKENS = 17
 _MULTIPLE = 16
 # Architectures whose library multiplies the codes.
 _LEAST_ARCH = {"fp8": 89, "int8": 80}
+# The share of the memory that the sums of the largest step may take.
+_MOST_SUMS = 1 / 64
 # The share of the peak rate: lower than that of bf16 products, because sums of fp8 are moved to fp32 registers.
 # Assumed, not measured.
 _EFFICIENCY = 0.6
@@ -49,6 +51,9 @@ def library_obstacle(product: Product, target: GpuTarget) -> str | None:
     for name, size in (("channels", product.channels), ("rows", product.weight_rows)):
         if size % _MULTIPLE:
             return f"the weight has {size} {name}, which is not a multiple of {_MULTIPLE}"
+    nbytes = most_rows(product.call, product.count) * product.weight_rows * sums_dtype(product).itemsize
+    if nbytes > _MOST_SUMS * target.memory_bytes:
+        return f"the sums of the largest step take {nbytes / 1e9:.2f} GB of {target.memory_bytes / 1e9:.0f} GB"
     return None
 
 
