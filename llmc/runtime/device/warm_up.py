@@ -38,8 +38,10 @@ def warm_up_steps(
         limit: The maximum number of steps. Greedy ones come first, and of these the smallest.
 
     Returns:
-        Steps that write to nothing but the padding's memory.
+        Steps that write to nothing but the padding's memory; none for programs of whole texts, which have no decodes.
     """
+    if not (program.caches or program.states):
+        return []
     ways: dict[StepOutput, RowChoice] = {
         StepOutput.BEST: BEST,
         StepOutput.DRAWN: _DRAWN,

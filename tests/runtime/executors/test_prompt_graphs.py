@@ -199,6 +199,7 @@ def test_steps_of_the_warm_up_have_no_place_of_a_request() -> None:
                 assert (values // 16 == blocks[group]).all()
         assert step.query_starts[-1] == len(step.input_ids)
     assert len(warm_up_steps(program(), blocks, 33, sizes, limit=5)) == 5
+    assert not warm_up_steps(replace(program(), caches=()), blocks, 33, sizes, limit=5)
 
 
 def test_the_warm_up_ends_when_memory_is_short(
