@@ -268,8 +268,8 @@ class Engine(TextGenerator):
         self._shared.claim()
         try:
             steps = executor.warm_up()
-            _, total = next(steps)
-            with telling(progress, total, "graphs") as tell:
+            _, total = next(steps, (0, 0))
+            with telling(progress if total else False, total, "graphs") as tell:
                 for done, _ in steps:
                     if tell is not None:
                         tell(done, total)

@@ -146,7 +146,8 @@ class CudaExecutor(CudaCaches):
                 for _ in range(2):  # A graph is captured at the second use.
                     self._run(step, wanted, choices)
                 torch.cuda.current_stream(self._device).synchronize()
-        yield len(steps), len(steps)
+        if steps:
+            yield len(steps), len(steps)
 
     def _read(self, lane: StepLane, rows: int, wanted: StepOutput) -> Chosen:
         lane.done.synchronize()

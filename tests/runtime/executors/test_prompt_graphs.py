@@ -19,7 +19,7 @@ from llmc.runtime.device.inputs import StepShape
 from llmc.runtime.device.prompt_inputs import PromptSizes, prompt_sizes
 from llmc.runtime.device.warm_up import warm_up_steps
 from llmc.runtime.engine import Engine
-from llmc.runtime.executors import cuda_opening
+from llmc.runtime.executors import cuda, cuda_opening
 from llmc.runtime.executors.cuda import CudaExecutor
 from llmc.runtime.executors.executor import WarmingExecutor
 from llmc.runtime.loop.shared_loop import SharedLoop
@@ -222,6 +222,20 @@ def test_an_engine_warms_up_alone_and_tells(made: tuple[CudaExecutor, FakeDriver
     engine._shared.claim()  # It is free again.
     other: Any = SimpleNamespace(_executor=object())
     Engine.warm_up(other)
+
+
+def test_an_engine_without_graphs_shows_no_bar(
+    made: tuple[CudaExecutor, FakeDriver], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    executor, _ = made
+    engine: Any = SimpleNamespace(
+        _executor=executor, _shared=SharedLoop(StepLoop(executor, program().limits, BLOCKS, program=program()))
+    )
+    Engine.warm_up(engine, progress=True)
+    assert "graphs" in capsys.readouterr().err
+    monkeypatch.setattr(cuda, "warm_up_steps", lambda *given, **more: [])
+    Engine.warm_up(engine, progress=True)
+    assert not capsys.readouterr().err
 
 
 def test_prompts_have_buckets_if_they_are_switched_on(monkeypatch: pytest.MonkeyPatch) -> None:
