@@ -47,6 +47,7 @@ class Settings:
         rank_devices: The GPU of each rank of an engine of several, as torch numbers them (LLMC_RANK_DEVICES, such as
             0,0); None is the GPU of the rank's number.
         run_ahead: Whether a GPU's next step is queued before the last step's tokens are read (LLMC_RUN_AHEAD=1).
+        prompt_graphs: Whether a GPU runs small steps with prompts as graphs (LLMC_PROMPT_GRAPHS=1).
     """
 
     cache_dir: Path
@@ -61,6 +62,7 @@ class Settings:
     ptx_instructions: int = 10_000_000
     rank_devices: tuple[int, ...] | None = None
     run_ahead: bool = False
+    prompt_graphs: bool = False
 
 
 @cache
@@ -78,6 +80,7 @@ def read_settings(environ: Mapping[str, str]) -> Settings:
         "LLMC_CAPTURE_CACHE",
         "LLMC_DEBUG",
         "LLMC_DUMP",
+        "LLMC_PROMPT_GRAPHS",
         "LLMC_PTX_INSTRUCTIONS",
         "LLMC_RANK_DEVICES",
         "LLMC_RANK_STALL_SECONDS",
@@ -94,7 +97,8 @@ def read_settings(environ: Mapping[str, str]) -> Settings:
     if threads and not (threads.isascii() and threads.isdigit() and 1 <= int(threads) <= 1024):
         fix = "give a whole number from 1 to 1024, or unset it for one thread per processor"
         raise _cannot_be("LLMC_THREADS", threads, fix)
-    for name, more in (("LLMC_DEBUG", ""), ("LLMC_RUN_AHEAD", ""), ("LLMC_CAPTURE_CACHE", CaptureCache.ALWAYS.value)):
+    switches = dict.fromkeys(("LLMC_DEBUG", "LLMC_RUN_AHEAD", "LLMC_PROMPT_GRAPHS"), "")
+    for name, more in (switches | {"LLMC_CAPTURE_CACHE": CaptureCache.ALWAYS.value}).items():
         value = environ.get(name, "")
         if value not in ("", "0", "1", more):
             raise _cannot_be(name, value, f"set it to 0, 1 or {more}" if more else "set it to 0 or 1")
@@ -112,6 +116,7 @@ def read_settings(environ: Mapping[str, str]) -> Settings:
         _instructions(environ),
         _devices(environ.get("LLMC_RANK_DEVICES", "")),
         environ.get("LLMC_RUN_AHEAD") == "1",
+        environ.get("LLMC_PROMPT_GRAPHS") == "1",
     )
 
 

@@ -25,6 +25,7 @@ def test_variables_are_read() -> None:
         assert read_settings({"LLMC_CAPTURE_CACHE": value}).capture_cache is meant
     assert not settings.run_ahead and not read_settings({"LLMC_RUN_AHEAD": "0"}).run_ahead
     assert read_settings({"LLMC_RUN_AHEAD": "1"}).run_ahead
+    assert not settings.prompt_graphs and read_settings({"LLMC_PROMPT_GRAPHS": "1"}).prompt_graphs
     assert settings.rank_devices is None
     assert read_settings({"LLMC_RANK_DEVICES": "0,0,12"}).rank_devices == (0, 0, 12)
     assert (settings.cache_dir, settings.debug, settings.threads) == (Path("/c"), True, 3)
@@ -46,6 +47,7 @@ def test_sizes_have_units(text: str, nbytes: int | None) -> None:
         ("LLMC_DEBUG", "yes", "set it to 0 or 1"),
         ("LLMC_DEBUG", "always", "set it to 0 or 1"),
         ("LLMC_RUN_AHEAD", "no", "set it to 0 or 1"),
+        ("LLMC_PROMPT_GRAPHS", "2", "set it to 0 or 1"),
         ("LLMC_CAPTURE_CACHE", "off", "set it to 0, 1 or always"),
         ("LLMC_CACHE_SIZE", "much", "LLMC_CACHE_SIZE cannot be 'much'"),
         ("LLMC_RANK_DEVICES", "0;1", "give a GPU for each rank, such as 0,1,0,1"),

@@ -2,7 +2,8 @@
 
     python -m benchmarks.gpu.host_time out.llmc
 
-Launches of kernels do nothing; products of the library are left out. Shapes of prompts are new in every step.
+Launches of kernels do nothing; products of the library are left out. Shapes of prompts are new in every step; with
+LLMC_PROMPT_GRAPHS=1 they are padded to buckets, as graphs are.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import torch
 from llmc.engine_format import read_engine
 from llmc.program import Program, StepOutput
 from llmc.runtime.device.inputs import StepShape, example_step
+from llmc.runtime.device.prompt_inputs import prompt_sizes
 from llmc.runtime.executors.cuda import CudaExecutor
 from llmc.runtime.loop.step_loop import StepLoop
 from llmc.runtime.requests.ending import Ending
@@ -28,6 +30,8 @@ from llmc.runtime.requests.request import Origin
 from llmc.runtime.sampling.row_choice import BEST, RowChoices
 from llmc.runtime.sampling.sampler import Sampler
 from llmc.runtime.sampling.sampling_params import SamplingParams
+from llmc.settings import settings
+from llmc.targets import gpu_target
 from tests.runtime.executors.fake_device import fake_executor
 
 ROUNDS, WARM_UP = 200, 10
@@ -39,10 +43,13 @@ def main() -> None:
     parser.add_argument("engine", type=Path, help="of one rank; its weights are not read")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     arguments = parser.parse_args()
-    program = read_engine(arguments.engine, check_weights=False, check_machine=False).program
+    engine = read_engine(arguments.engine, check_weights=False, check_machine=False)
+    program = engine.program
+    target = gpu_target(engine.manifest.target.name)
+    prompts = prompt_sizes(program, target) if settings().prompt_graphs else None
     blocks = program.limits.max_sequences * program.limits.blocks_for(CONTEXT + WARM_UP + 2 * ROUNDS)
     with pytest.MonkeyPatch.context() as patch:
-        executor, driver = fake_executor(program, blocks, patch)
+        executor, driver = fake_executor(program, blocks, patch, prompts=prompts)
         for name in ("cuLaunchKernel", "cuLaunchKernelEx"):
             patch.setattr(driver, name, lambda *given: (0,))
         patch.setattr(driver, "do", lambda work: None)

@@ -29,6 +29,7 @@ from llmc.runtime.device.device import open_device
 from llmc.runtime.device.memory import plan_device_memory
 from llmc.runtime.device.weights import Allocate
 from llmc.runtime.executors.cuda import CudaExecutor
+from llmc.runtime.executors.cuda_opening import prompts_of
 
 _CHUNK_BYTES = 64 << 20
 
@@ -80,7 +81,8 @@ def open_weightless(engine: EngineDirectory) -> tuple[CudaExecutor, int]:
     binaries = binaries_for(engine, device, lambda line: print(line, file=sys.stderr))
     free, _ = torch.cuda.mem_get_info(device.index)
     memory = plan_device_memory(binaries.program, free, None)
-    return CudaExecutor(engine, device, binaries, memory, drawn_weights), memory.blocks
+    prompts = prompts_of(binaries.program, device)
+    return CudaExecutor(engine, device, binaries, memory, drawn_weights, prompts), memory.blocks
 
 
 def drawn_weights(engine: EngineDirectory, allocate: Allocate) -> dict[str, tuple[torch.Tensor, int]]:

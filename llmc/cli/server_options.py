@@ -102,6 +102,9 @@ class CapacityOptions:
     kv_offloading_size: KvOffloadingSize = None
     kv_offloading_dir: KvOffloadingDir = None
     speculative_config: SpeculativeConfig = None
+    warm_up: Annotated[
+        bool, Option("--warm-up/--no-warm-up", help="capture the graphs of a GPU before the first request")
+    ] = True
     output_cache_bytes: Annotated[
         int, Option(help="memory for outputs of deterministic requests; 0 disables the cache")
     ] = 0

@@ -17,12 +17,13 @@ from llmc.runtime.adapters.registry import AdapterRegistry
 from llmc.runtime.completer import Completer
 from llmc.runtime.engine_record import explanation, predicted_step, report_file
 from llmc.runtime.executors.absent import AbsentExecutor
-from llmc.runtime.executors.executor import Logits
+from llmc.runtime.executors.executor import Logits, WarmingExecutor
 from llmc.runtime.grammar.compiler import GrammarCompiler
 from llmc.runtime.kv_tier.tier import Tier
 from llmc.runtime.loop.shared_loop import SharedLoop
 from llmc.runtime.loop.step_loop import StepLoop
 from llmc.runtime.output_cache import OutputCache
+from llmc.runtime.progress import Progress, telling
 from llmc.runtime.requests.job_builder import JobBuilder, check_task
 from llmc.runtime.requests.request_policies import RequestPolicies
 from llmc.runtime.text.conversation import ConversationPrompts
@@ -249,6 +250,31 @@ class Engine(TextGenerator):
             if request.error is not None:
                 raise request.error
         return requests[0].logits if is_one else [request.logits for request in requests]
+
+    def warm_up(self, *, progress: Progress = False) -> None:
+        """Capture the graphs of usual steps on a GPU, which otherwise happens at their second use; elsewhere, do
+        nothing.
+
+        Args:
+            progress: True for a bar on standard error, or a function of (graphs that are ready, all graphs).
+
+        Raises:
+            RequestError: If the engine is closed, or has requests in flight.
+            TargetError: If the GPU is out of memory.
+        """
+        executor = self._executor
+        if not isinstance(executor, WarmingExecutor):
+            return
+        self._shared.claim()
+        try:
+            steps = executor.warm_up()
+            _, total = next(steps, (0, 0))
+            with telling(progress if total else False, total, "graphs") as tell:
+                for done, _ in steps:
+                    if tell is not None:
+                        tell(done, total)
+        finally:
+            self._shared.unclaim()
 
     def report(self) -> Path:
         """Find the engine's report: one HTML file with passes, graphs, kernels, roofline and memory.

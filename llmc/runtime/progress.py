@@ -11,12 +11,12 @@ Progress = bool | Told
 
 
 @contextmanager
-def telling(progress: Progress, total: int) -> Iterator[Told | None]:
-    """Yield the progress callback, or None if progress is off; a bar is shown until the end."""
+def telling(progress: Progress, total: int, what: str = "prompts") -> Iterator[Told | None]:
+    """Yield the progress callback, or None if progress is off; a bar is shown until the end. what: its label."""
     if progress is False:
         yield None
     elif progress is True:
-        with _bar(total) as advance:
+        with _bar(total, what) as advance:
             yield advance
     elif callable(progress):
         yield progress
@@ -29,11 +29,11 @@ def telling(progress: Progress, total: int) -> Iterator[Told | None]:
 
 
 @contextmanager
-def _bar(total: int) -> Iterator[Told]:
+def _bar(total: int, what: str) -> Iterator[Told]:
     from rich import progress as bars
     from rich.console import Console
 
     columns = (bars.BarColumn(), bars.MofNCompleteColumn(), bars.TimeElapsedColumn(), bars.TimeRemainingColumn())
-    with bars.Progress(bars.TextColumn("prompts"), *columns, console=Console(stderr=True)) as shown:
-        task = shown.add_task("prompts", total=total)
+    with bars.Progress(bars.TextColumn(what), *columns, console=Console(stderr=True)) as shown:
+        task = shown.add_task(what, total=total)
         yield lambda done, _: shown.update(task, completed=done)

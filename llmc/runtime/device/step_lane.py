@@ -17,6 +17,7 @@ from torch.cuda import Event
 from llmc.program import Limits, StepOutput
 from llmc.runtime.device.decode_inputs import DecodeInputs
 from llmc.runtime.device.inputs import StepShape, pack_inputs
+from llmc.runtime.device.prompt_inputs import PromptInputs, PromptSizes
 from llmc.runtime.loop.step import Step
 from llmc.runtime.sampling.row_choice import RowChoices
 
@@ -35,7 +36,8 @@ class StepLane:
     """Pinned memory of a step.
 
     staged: its inputs. chosen: its tokens, as CHOICE_OUTPUTS orders them. done: an event after the last step that used
-    the lane. limits, scratch_blocks, scratch_slot: see DecodeInputs.
+    the lane. limits, scratch_blocks, scratch_slot: see DecodeInputs. prompts: the buckets of other steps; None if only
+    decodes have buckets.
     """
 
     def __init__(
@@ -46,15 +48,23 @@ class StepLane:
         done: Event,
         scratch_blocks: Sequence[int],
         scratch_slot: int,
+        prompts: PromptSizes | None = None,
     ) -> None:
         self.staged, self.chosen, self.done = staged, chosen, done
         self._memory: npt.NDArray[np.uint8] = staged.numpy()
-        self._decodes = DecodeInputs(limits, self._memory, scratch_blocks, scratch_slot)
+        room = self._memory, scratch_blocks, scratch_slot
+        self._decodes = DecodeInputs(limits, *room)
+        self._prompts = None if prompts is None else PromptInputs(limits, prompts, *room)
 
     def write(self, step: Step, choices: RowChoices | None) -> StepShape | None:
-        """Write a step of decodes, padded to a bucket; returns its shape. None, and nothing is written, for others."""
+        """Write a step padded to its bucket; returns the shape. None, and nothing is written, for one without."""
         self.done.synchronize()
-        return self._decodes.write(step, choices)
+        shape = self._decodes.write(step, choices)
+        if shape is None and self._prompts is not None:
+            shape = self._prompts.write(step, choices)
+            if shape is not None:
+                self._decodes.lose()
+        return shape
 
     def pack(self, step: Step, shape: StepShape, choices: RowChoices | None = None) -> None:
         """Write any step."""

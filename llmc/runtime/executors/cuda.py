@@ -1,13 +1,14 @@
 """Run a compiled GPU engine: launches its binaries on torch's stream, in memory of torch's allocator.
 
-Steps in which every request brings one token run as CUDA graphs, one for each bucket of shapes and each way of
-choosing tokens, which contain the copies of inputs to the device and of the chosen tokens back: a step fills pinned
-memory, replays the graph and waits. A step may be queued while another runs, from whose tokens it begins.
+Steps in which every request brings one token, and small steps with prompts if they have buckets, run as CUDA graphs,
+one for each bucket of shapes and each way of choosing tokens, which contain the copies of inputs to the device and of
+the chosen tokens back: a step fills pinned memory, replays the graph and waits. A step may be queued while another
+runs, from whose tokens it begins.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -32,7 +33,9 @@ from llmc.runtime.device.inputs import StepShape, example_step
 from llmc.runtime.device.library_only import library_only
 from llmc.runtime.device.memory import DeviceMemory, out_of_memory
 from llmc.runtime.device.program import ARENA, RANKS, PlannedCall, calls_of_step, plan_calls
+from llmc.runtime.device.prompt_inputs import PromptSizes
 from llmc.runtime.device.step_lane import StepKind, StepLane
+from llmc.runtime.device.warm_up import warm_up_steps
 from llmc.runtime.device.weights import DeviceWeights, device_weights
 from llmc.runtime.executors.cuda_caches import CudaCaches
 from llmc.runtime.executors.cuda_compaction import CudaCompaction
@@ -54,7 +57,8 @@ _ROW_ALIGNMENT = 16
 
 class CudaExecutor(CudaCaches):
     """Binaries, weights, KV cache, arena and graphs on one device. blocks, snapshots: number of blocks that requests
-    may use, and of snapshots. weights: brings the weights to the device, by default from the engine's files."""
+    may use, and of snapshots. weights: brings the weights to the device, by default from the engine's files. prompts:
+    the buckets of steps that are not decodes; None launches these one by one."""
 
     def __init__(
         self,
@@ -63,6 +67,7 @@ class CudaExecutor(CudaCaches):
         binaries: DeviceBinaries,
         memory: DeviceMemory,
         weights: DeviceWeights | None = None,
+        prompts: PromptSizes | None = None,
     ) -> None:
         self.blocks = memory.blocks
         self._program, self.limits = binaries.program, binaries.program.limits
@@ -94,6 +99,7 @@ class CudaExecutor(CudaCaches):
         for name, part in zip(CHOICE_OUTPUTS, self._chosen, strict=True):
             self._addresses["output", name] = part.data_ptr()
         self._fed = self._chosen[0].clone()
+        self._prompts = prompts
         self._lanes = [self._lane(memory) for _ in range(2)]
         self._last_lane = 0
         self._every_row = np.ones(self.limits.max_logit_rows, np.bool_)
@@ -127,6 +133,21 @@ class CudaExecutor(CudaCaches):
         with torch.cuda.device(self._device):
             lane = self._run(step, wanted, choices, is_fed=is_fed)
         return partial(self._read, lane, len(step.logit_rows), wanted)
+
+    def warm_up(self) -> Iterator[tuple[int, int]]:
+        """Capture the graphs of buckets, in memory that no request uses; yields how many are done, and of how many."""
+        wish = self._program, self._group_blocks, self._memory_plan.slots, self._prompts
+        steps = warm_up_steps(*wish, limit=MAX_GRAPHS // 2)
+        for done, (step, wanted, choices) in enumerate(steps):
+            yield done, len(steps)
+            if not self._has_graph_room():
+                return
+            with torch.cuda.device(self._device):
+                for _ in range(2):  # A graph is captured at the second use.
+                    self._run(step, wanted, choices)
+                torch.cuda.current_stream(self._device).synchronize()
+        if steps:
+            yield len(steps), len(steps)
 
     def _read(self, lane: StepLane, rows: int, wanted: StepOutput) -> Chosen:
         lane.done.synchronize()
@@ -266,7 +287,8 @@ class CudaExecutor(CudaCaches):
     def _lane(self, memory: DeviceMemory) -> StepLane:
         staged = torch.empty(memory.inputs, dtype=torch.uint8, pin_memory=True)
         chosen = torch.empty(self._chosen.shape, dtype=torch.int32, pin_memory=True)
-        return StepLane(self.limits, staged, chosen, torch.cuda.Event(), self._group_blocks, memory.slots)
+        room = self._group_blocks, memory.slots
+        return StepLane(self.limits, staged, chosen, torch.cuda.Event(), *room, self._prompts)
 
     def _launches_of(self, calls: Sequence[PlannedCall], addresses: Mapping[tuple[str, str], int]) -> CudaLaunches:
         return CudaLaunches(calls, self._kernels, addresses, self._tensors, self._scratch_address)

@@ -11,9 +11,12 @@ from llmc.program import Program
 from llmc.runtime.device.binaries import binaries_for, program_for
 from llmc.runtime.device.device import Device, open_device
 from llmc.runtime.device.memory import memory_of_blocks, plan_stage_memory
+from llmc.runtime.device.prompt_inputs import PromptSizes, prompt_sizes
 from llmc.runtime.device.rank_devices import most_ranks_per_device, rank_devices
 from llmc.runtime.executors.cuda import CudaExecutor
 from llmc.runtime.executors.opening_request import OpeningRequest
+from llmc.settings import settings
+from llmc.targets import match_device
 
 
 def open_engine(request: OpeningRequest) -> tuple[CudaExecutor, int]:
@@ -39,7 +42,7 @@ def open_engine(request: OpeningRequest) -> tuple[CudaExecutor, int]:
         memory = plan_stage_memory(programs, free, kv_cache_bytes, request.beside, state_cache_bytes, kv_memory)
     else:
         memory = memory_of_blocks(binaries.program, request.blocks)
-    return CudaExecutor(engine, device, binaries, memory), memory.blocks
+    return CudaExecutor(engine, device, binaries, memory, prompts=prompts_of(binaries.program, device)), memory.blocks
 
 
 def open_cuda_rank(engine: EngineDirectory, rank: int, blocks: int) -> CudaExecutor:
@@ -48,6 +51,12 @@ def open_cuda_rank(engine: EngineDirectory, rank: int, blocks: int) -> CudaExecu
     device = open_device(engine.path)
     binaries = binaries_for(engine, device, lambda line: print(f"llmc: {line}", file=sys.stderr))
     return CudaExecutor(engine, device, binaries, memory_of_blocks(binaries.program, blocks))
+
+
+def prompts_of(program: Program, device: Device) -> PromptSizes | None:
+    """Return the buckets of steps with prompts; None if they are not switched on, or the GPU's rates are unknown."""
+    target = match_device(device.name, device.capability, is_hip=False) if settings().prompt_graphs else None
+    return None if target is None else prompt_sizes(program, target)
 
 
 def _stage_programs(engine: EngineDirectory, device: Device) -> list[Program]:

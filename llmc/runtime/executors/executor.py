@@ -1,6 +1,6 @@
 """The executor: the interface between the runtime and compiled or interpreted engines."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -99,6 +99,14 @@ class QueueingExecutor(ChoosingExecutor, Protocol):
         Returns:
             A function that waits for the tokens. They are overwritten by the step after the next one.
         """
+
+
+@runtime_checkable
+class WarmingExecutor(Executor, Protocol):
+    """An executor that can prepare for steps before the first request."""
+
+    def warm_up(self) -> Iterator[tuple[int, int]]:
+        """Prepare for steps; yields how many of them are done, and of how many. No other step may run meanwhile."""
 
 
 @runtime_checkable

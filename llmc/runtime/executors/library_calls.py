@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from llmc.graph.dtype_names import TORCH_DTYPES
-from llmc.program import Affine, library_functions
+from llmc.program import Affine, library_functions, library_products
 from llmc.runtime.device.inputs import StepShape
 from llmc.runtime.device.program import CallArgument, Number, PlannedCall, Pointer
 
@@ -56,7 +56,7 @@ class DeviceTensors:
 
 def library_call(call: PlannedCall, tensors: DeviceTensors) -> LibraryCall:
     """Prepare a call of llmc.program.library_functions; queued on torch's current stream."""
-    if call.kernel.function == "matmul":
+    if call.kernel.function in library_products.FUNCTIONS:
         product = _product(call, tensors)
         if product is not None:
             return product
@@ -88,15 +88,18 @@ class _Matrix:
 
 
 def _product(call: PlannedCall, tensors: DeviceTensors) -> LibraryCall | None:
-    """library_products.matmul for operands that are whole buffers; None for others."""
+    """A function of library_products for operands that are whole buffers; None for others."""
+    function = call.kernel.function
+    multiply = library_products.MULTIPLY[function]
     named = {p.name: argument for p, argument in zip(call.kernel.parameters, call.arguments, strict=True)}
     columns, width = _number(named["IN"]), _number(named["OUT"])
     weight = _whole(named["weight_ptr"], tensors)
     if weight is None or weight[1].tokens or weight[1].logit_rows or columns is None or width is None:
         return None
     # W·x as x times the transpose, whose elements are where they are.
-    transposed = weight[0].as_strided((columns, width), (1, columns), weight[1].constant)
-    x = _matrix(named["x_ptr"], named["x_row_stride"], columns, tensors)
+    operand = library_products.as_operand(function, weight[0])
+    transposed = operand.as_strided((columns, width), (1, columns), weight[1].constant)
+    x = _matrix(named["x_ptr"], named["x_row_stride"], columns, tensors, function)
     y = _matrix(named["y_ptr"], named["y_row_stride"], width, tensors)
     tokens = named["tokens"]
     if x is None or y is None or isinstance(tokens, Pointer):
@@ -104,14 +107,20 @@ def _product(call: PlannedCall, tensors: DeviceTensors) -> LibraryCall | None:
 
     def run(shape: StepShape, views: Views) -> None:
         rows = int(tokens.value) if isinstance(tokens, Number) else tokens.at(shape.counts())
-        torch.mm(x.rows(rows, shape, views), transposed, out=y.rows(rows, shape, views))
+        multiply(x.rows(rows, shape, views), transposed, y.rows(rows, shape, views))
 
     return run
 
 
-def _matrix(pointer: CallArgument, stride: CallArgument, columns: int, tensors: DeviceTensors) -> _Matrix | None:
+def _matrix(
+    pointer: CallArgument, stride: CallArgument, columns: int, tensors: DeviceTensors, operand_of: str | None = None
+) -> _Matrix | None:
+    """operand_of: the function that multiplies the rows."""
     whole, step = _whole(pointer, tensors), _number(stride)
-    return None if whole is None or step is None else _Matrix(*whole, columns, step)
+    if whole is None or step is None:
+        return None
+    elements = whole[0] if operand_of is None else library_products.as_operand(operand_of, whole[0])
+    return _Matrix(elements, whole[1], columns, step)
 
 
 def _whole(argument: CallArgument, tensors: DeviceTensors) -> tuple[Tensor, Affine] | None:

@@ -68,12 +68,17 @@ class Step:
 
     def inputs(self) -> Iterator[tuple[str, npt.NDArray[np.int32 | np.int64 | np.float32]]]:
         """The present arrays by their names in kernels and graphs."""
+        for name, group, values in self.inputs_by_group():
+            yield group_input(name, group), values
+
+    def inputs_by_group(self) -> Iterator[tuple[str, int, npt.NDArray[np.int32 | np.int64 | np.float32]]]:
+        """The present arrays: the name that is the same in all cache groups, the group, and the values."""
         for name, value in self.arrays():
             if name not in _OF_GROUPS:
-                yield name, value
+                yield name, 0, value
             else:
                 for group, own in enumerate(value, 1):
-                    yield group_input(_OF_GROUPS[name], group), own
+                    yield _OF_GROUPS[name], group, own
 
     def for_groups(self, counts: Sequence[int]) -> "Step":
         """Return the step with tables for the groups after the first. counts: number of their blocks."""

@@ -26,7 +26,8 @@ class ServeOptions:
     that name none; default that of the build. state_cache_bytes: size of the cache of a recurrent
     model's states at the ends of prefixes; 0 disables it. kv_offloading_size: size of the second tier, such as `20GB`;
     kv_offloading_dir: a directory that keeps its blocks for the next process. speculative_config: the drafter, as JSON.
-    output_cache_bytes: size of the cache of deterministic outputs; 0 disables it. response_store_bytes: size of the
+    warm_up: capture graphs of a GPU before the first request. output_cache_bytes: size of the cache of deterministic
+    outputs; 0 disables it. response_store_bytes: size of the
     store of /v1/responses; 0 disables it; response_store_seconds: how long responses are kept.
     chat_template: a file, or a name of BUILT_IN; default the model's.
     tool_call_parser: the form of the model's tool calls; default that of its template. reasoning_parser: the tags of
@@ -64,6 +65,7 @@ class ServeOptions:
     kv_offloading_size: str | None = None
     kv_offloading_dir: Path | None = None
     speculative_config: str | None = None
+    warm_up: bool = True
     output_cache_bytes: int = 0
     response_store_bytes: int = 64 << 20
     response_store_seconds: float = 86_400.0

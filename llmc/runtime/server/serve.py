@@ -87,6 +87,8 @@ def open_model(options: ServeOptions, registry: CollectorRegistry) -> ServedMode
         engine = _load(options)
         load_adapters(engine, options, names)
         engine.wait_until_checked()
+        if options.warm_up:
+            engine.warm_up(progress=not options.behind_router)
         if fitting is not None:
             fit = warn_of_template(fitting.result)
             is_form_known = is_form_known or (fit is not None and fit.describes_tools)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from llmc.codegen.triton.launch_alternatives import launch_alternatives
 from llmc.codegen.triton.lowering import lower_device
 from llmc.frontends.captured import Captured
 from llmc.graph.execute import Chunk, run_steps
@@ -54,6 +56,27 @@ _ROUNDED = ("w8a8:xrow", "w4a8:g32:x32", "q5_k:x32", "fp8-w8a8")
 def test_schemes_that_round_activations_equal_the_graph(scheme: str, tmp_path: Path) -> None:
     """But where a sum in another order moves an activation over the edge between two codes."""
     assert difference(optimized(scheme).graph, tmp_path) < 4e-2
+
+
+@pytest.mark.parametrize(
+    ("scheme", "function"),
+    [("fp8-w8a8", "fp8_matmul"), pytest.param("w8a8:xrow", "int8_matmul", marks=pytest.mark.slow)],
+)
+def test_the_library_multiplies_codes(scheme: str, function: str, tmp_path: Path) -> None:
+    """In every product of a layer, and in lm_head, in steps of more than 16 tokens."""
+    graph, source = optimized(scheme).graph, captured_llama().source
+    limits = {"max_batch_tokens": 32, "max_logit_rows": 32}
+    lowered = lower_device(graph, H100, OPTIONS.model_copy(update=limits))
+    found = {a.first: a for a in lowered.program.alternatives if any(x.family == function for x in a.launches)}
+    changed = launch_alternatives(lowered.program, list(found.values()))
+    used = [launch for launch in changed.launches if launch.family == function]
+    assert len(used) >= 4 * len(graph.caches) + 1
+    assert all(launch.only is None or launch.only.first > 16 for launch in used)
+    steps = ((Chunk(0, 0, TOKENS[:19]),), (Chunk(0, 19, TOKENS[19:20]), Chunk(1, 0, TOKENS[:17])))
+    got = interpret_steps(replace(lowered, programs={"h100": changed}), source, steps, tmp_path)
+    for ours, theirs in zip(got, run_steps(graph, source, steps), strict=True):
+        for a, b in zip(ours, theirs, strict=True):
+            assert float((a - b).abs().max() / b.std()) < 4e-2
 
 
 @pytest.mark.slow

@@ -22,6 +22,7 @@ from llmc.program import DeviceBinary, DeviceKernel, Program
 from llmc.runtime.device.binaries import DeviceBinaries
 from llmc.runtime.device.device import Device
 from llmc.runtime.device.memory import memory_of_blocks
+from llmc.runtime.device.prompt_inputs import PromptSizes
 from llmc.runtime.executors import cuda, cuda_caches
 from llmc.runtime.executors.cuda_driver import LoadedKernel
 from tests.runtime.device.device_program import binary
@@ -211,7 +212,11 @@ def with_binaries(program: Program) -> Program:
 
 
 def fake_executor(
-    program: Program, blocks: int, monkeypatch: pytest.MonkeyPatch, snapshots: int = 0
+    program: Program,
+    blocks: int,
+    monkeypatch: pytest.MonkeyPatch,
+    snapshots: int = 0,
+    prompts: PromptSizes | None = None,
 ) -> tuple[cuda.CudaExecutor, FakeDriver]:
     """An executor of a program of with_binaries; its weights are not filled."""
     launched = [kernel for kernel in program.kernels if kernel.binaries]
@@ -229,4 +234,5 @@ def fake_executor(
     memory = memory_of_blocks(program, blocks, snapshots)
     engine: Any = None
     binaries = DeviceBinaries(program, ARCH, Path())
-    return cuda.CudaExecutor(engine, Device(0, "fake", (9, 0), 0), binaries, memory), driver
+    device = Device(0, "fake", (9, 0), 0)
+    return cuda.CudaExecutor(engine, device, binaries, memory, prompts=prompts), driver

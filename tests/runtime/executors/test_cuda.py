@@ -136,6 +136,36 @@ def test_steps_that_are_queued_ahead_give_the_same_tokens(
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_graphs_of_prompts_give_the_bits_of_launches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: Any
+) -> None:
+    """Steps are launched, then captured, then replayed; without buckets, the library may choose other kernels."""
+    path, found = tmp_path / "bard.llmc", []
+    build(MODEL, path, target="auto", dtype=dtype, max_model_len=160)
+    prompts = [*PROMPTS, [400, *range(20, 90)]]
+    greedy = llmc.SamplingParams(max_tokens=12, ignore_eos=True)
+    for value in ("0", "1"):
+        monkeypatch.setenv("LLMC_PROMPT_GRAPHS", value)
+        settings.cache_clear()
+        with llmc.load(path, prefix_cache=False, max_step_tokens=48) as engine:
+            rounds = [(engine.logits(prompts), engine.generate(prompts, greedy)) for _ in range(3)]
+            executor: Any = engine.loop.executor
+            graphs = [kind.shape for kind in executor._graphs._graphs]
+            engine.warm_up()
+            rounds.append((engine.logits(prompts), engine.generate(prompts, greedy)))
+        assert any(shape.tokens > shape.requests for shape in graphs) == (value == "1")
+        for logits, completions in rounds[1:]:
+            for own, first in zip(logits, rounds[0][0], strict=True):
+                np.testing.assert_array_equal(own, first)
+            assert [c.token_ids for c in completions] == [c.token_ids for c in rounds[0][1]]
+        found.append(rounds[0][0])
+    settings.cache_clear()
+    for own, launched in zip(found[1], found[0], strict=True):
+        np.testing.assert_allclose(own, launched, rtol=0, atol=2e-2 if dtype == "float32" else 0.5)
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("prompt", PROMPTS)
 def test_forks_and_beams_go_on_from_copied_blocks(gpu: Engine, prompt: list[int]) -> None:
     (alone,) = gpu.generate([prompt], llmc.SamplingParams(max_tokens=12))

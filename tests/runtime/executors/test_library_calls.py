@@ -74,6 +74,47 @@ def test_products_are_those_of_the_function(changes: dict[str, CallArgument]) ->
     assert torch.equal(arena, wanted)
 
 
+@pytest.mark.parametrize(("function", "code", "sums"), [("fp8_matmul", "u8", "bf16"), ("int8_matmul", "i8", "i32")])
+def test_products_of_codes_are_their_sums(function: str, code: str, sums: str) -> None:
+    """Exact ones in int32; of fp8 in fp32, which y gets in its dtype."""
+    tokens, channels, outputs = 20, 32, 48
+    types = TYPES | {"x_ptr": f"*{code}", "weight_ptr": f"*{code}", "y_ptr": f"*{sums}"}
+    dtype = {"u8": "U8", "i8": "I8", "bf16": "BF16", "i32": "I32"}
+    arguments: dict[str, CallArgument] = {
+        "x_ptr": Pointer(ARENA, "", Affine(64), dtype[code]),
+        "x_row_stride": Number(channels, "i32"),
+        "weight_ptr": Pointer("weight", "w", Affine(16), dtype[code]),
+        "y_ptr": Pointer(ARENA, "", Affine(1024), dtype[sums]),
+        "y_row_stride": Number(outputs, "i32"),
+        "tokens": Count.TOKENS,
+        "IN": Number(channels, "i32"),
+        "OUT": Number(outputs, "i32"),
+    }
+    parameters = tuple(DeviceParameter(name, kind, False) for name, kind in types.items())
+    kernel = DeviceKernel(f"{function}.0", LIBRARY, function, parameters, {}, 4, 1)
+    call = PlannedCall(0, kernel, tuple(arguments[name] for name in types), ("1",), None, (), (), ())
+    generator = torch.Generator().manual_seed(0)
+    numbers = [torch.randint(-100, 100, (rows, channels), generator=generator) for rows in (tokens, outputs)]
+    kind = torch.float8_e4m3fn if code == "u8" else torch.int8
+    x, weight = (each.float().to(kind) if code == "u8" else each.to(kind) for each in numbers)
+    arena, stored = torch.zeros(8192, dtype=torch.uint8), torch.zeros(2048, dtype=torch.uint8)
+    arena[64 : 64 + tokens * channels] = x.view(torch.uint8).reshape(-1)
+    stored[16 : 16 + outputs * channels] = weight.view(torch.uint8).reshape(-1)
+    tensors = DeviceTensors({(ARENA, ""): (arena, 0), ("weight", "w"): (stored, 0)}, torch.zeros(64))
+    shape = replace(SHAPE, tokens=tokens)
+    wanted = (x.double() @ weight.double().t()).to(torch.bfloat16 if sums == "bf16" else torch.int32)
+    named = call.named_arguments(lambda pointer: tensors.at(pointer, shape), shape.counts())
+    for is_prepared in (True, False):
+        arena[1024:] = 0xFF
+        if is_prepared:
+            library_call(call, tensors)(shape, {})
+        else:
+            library_products.FUNCTIONS[function](**named)
+        nbytes = tokens * outputs * wanted.itemsize
+        assert torch.equal(arena[1024 : 1024 + nbytes].view(wanted.dtype).view(tokens, outputs), wanted)
+        assert (arena[1024 + nbytes :] == 0xFF).all()
+
+
 def test_products_of_one_step_share_views() -> None:
     spaces, inputs = memory()
     tensors = DeviceTensors(spaces, inputs)

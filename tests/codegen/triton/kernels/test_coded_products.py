@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -381,6 +383,23 @@ def test_many_tokens_are_multiplied_by_the_library(device: str) -> None:
     launches += check(gated_linear, x, gates.claimed(), None, "silu", x.dtype, device=device, tolerance=1e-3)
     chains = [[python_function(part.function).__name__ for part in (launch, *launch.then)] for launch in launches]
     assert chains.count(["expand_codes_kernel", "matmul", "finish_product_kernel"]) == 2
+
+
+@pytest.mark.parametrize("format", ["fp8", "int8"])
+def test_many_rounded_tokens_are_multiplied_by_the_library(device: str, format: str) -> None:
+    """Its sums get their scales in the launch that does what follows."""
+    gates, weight = (quantized_weight(format, rows, 256, None) for rows in (2 * 48, 48))
+    x, residual, bias = seeded_normal(0, 40, 256), seeded_normal(1, 40, 48), seeded_normal(2, 48)
+    for dtype in (torch.bfloat16, torch.float16):
+        launches = _linear(x.to(dtype), weight, format, device)
+        more: Any = {"residual": residual.to(dtype), "bias": bias, "activation": "silu", "scale": 0.5}
+        launches += _linear(x.to(dtype), weight, format, device, **more)
+        tolerance = max(GPU_KERNELS[dtype], FP8_SUMS if device == "cuda" and format == "fp8" else 0.0)
+        gated = (rounded(x.to(dtype), format), gates.claimed(), None, "silu", dtype)
+        launches += check(gated_linear, *gated, device=device, tolerance=tolerance)
+        chains = [[python_function(part.function).__name__ for part in (launch, *launch.then)] for launch in launches]
+        count = chains.count(["quantize_tokens_kernel", f"{format}_matmul", "finish_product_kernel"])
+        assert count == (0 if (format, device) == ("fp8", "a100") else 3)
 
 
 @pytest.mark.parametrize("target", ["mi300x", pytest.param("a100", marks=pytest.mark.slow)])

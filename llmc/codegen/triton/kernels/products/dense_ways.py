@@ -10,6 +10,7 @@ from dataclasses import replace
 import triton
 
 from llmc.codegen.triton.dependent_launch import releases_next_launch
+from llmc.codegen.triton.kernels.products.coded_library import library_tilings, sums_dtype
 from llmc.codegen.triton.kernels.products.coded_ways import (
     code_operands,
     code_tilings,
@@ -65,7 +66,7 @@ def tilings(product: Product, target: GpuTarget, tokens: int) -> tuple[Tiling, .
 def _tilings(product: Product, target: GpuTarget, tokens: int) -> tuple[Tiling, ...]:
     """The tilings that read W as it is stored."""
     if product.codes is not None:
-        return code_tilings(product, product.codes, target, tokens)
+        return (*code_tilings(product, product.codes, target, tokens), *library_tilings(product, target, tokens))
     if product.sparse is not None:
         shapes = sparse_tilings(product, target, tokens)
     else:
@@ -98,11 +99,14 @@ def predicted_seconds(product: Product, target: GpuTarget, tiling: Tiling, token
         return predicted_seconds(product.codes.as_numbers, target, replace(tiling, as_numbers=False), tokens)
     out_tiles = triton.cdiv(product.outputs, tiling.out_block)
     programs = out_tiles * triton.cdiv(tokens, tiling.token_block) * tiling.splits
-    moved, launches, joining = float(product.bytes_moved(tokens)), 1, 0.0
+    moved, launches, after = float(product.bytes_moved(tokens)), 1, 0.0
     if tiling.splits > 1:
-        moved, joining = moved + 2 * 4 * tiling.splits * tokens * product.weight_rows, _JOINING_SECONDS
+        moved, after = moved + 2 * 4 * tiling.splits * tokens * product.weight_rows, _JOINING_SECONDS
     if needs_finish(product, tiling):
-        moved, launches = moved + 2 * product.itemsize * tokens * product.weight_rows, launches + 1
+        nbytes = sums_dtype(product).itemsize * tokens * product.weight_rows
+        moved, launches = moved + 2 * nbytes, launches + 1
+        # Sums of codes are scaled when all of them are there.
+        after = 0.0 if product.codes is None else nbytes / target.bandwidth
     if product.norm is not None and not tiling.normed:
         moved, launches = moved + 2 * product.itemsize * tokens * product.channels, launches + 1
     if product.codes is not None and product.codes.quantize is not None:
@@ -132,12 +136,13 @@ def predicted_seconds(product: Product, target: GpuTarget, tiling: Tiling, token
         arithmetic += issue_seconds(elements * tiles * INSTRUCTIONS, target) / busy
     share = _BANDWIDTH_SHARE[tiling.way] * (_NORMING[tiling.way] if tiling.normed else 1.0)
     memory = moved / (target.bandwidth * busy * share)
-    return float(max(memory, arithmetic) + joining + (launches - 1) * target.launch)
+    return float(max(memory, arithmetic) + after + (launches - 1) * target.launch)
 
 
 def needs_finish(product: Product, tiling: Tiling) -> bool:
     """Whether a library's product is followed by a launch that does the rest."""
     is_plain = product.constants["ACTIVATION"] == "identity" and product.arguments["scale"] == 1.0
+    is_plain = is_plain and product.codes is None
     is_plain = is_plain and all(product.arguments[name] is None for name in ("bias_ptr", "delta_ptr", "residual_ptr"))
     return tiling.way is Way.LIBRARY and not (is_plain and not product.gated)
 

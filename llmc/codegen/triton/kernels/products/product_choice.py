@@ -10,6 +10,7 @@ from llmc.codegen.triton.dependent_launch import releases_next_launch
 from llmc.codegen.triton.kernel import Constant, DeviceLaunch, LibraryFunction, rows
 from llmc.codegen.triton.kernels.launch_edge import LINE
 from llmc.codegen.triton.kernels.products.coded_gemv import code_gemv_kernel
+from llmc.codegen.triton.kernels.products.coded_library import sums_dtype
 from llmc.codegen.triton.kernels.products.coded_narrow import code_narrow_kernel
 from llmc.codegen.triton.kernels.products.coded_tile import code_tile_kernel
 from llmc.codegen.triton.kernels.products.coded_ways import NARROW_CHANNELS, code_operands
@@ -46,6 +47,11 @@ _FINISHING = (
 # Bytes of W that a program asks the L2 cache for before it waits: a few programs' fill the gap between two launches.
 _BYTES_AHEAD, _BULK_ALIGNMENT = 16384, 16
 _LIBRARY_MATMUL = LibraryFunction(library_products.matmul)
+# By the format of W's and x's codes.
+_LIBRARY_OF_CODES = {
+    "fp8": LibraryFunction(library_products.fp8_matmul),
+    "int8": LibraryFunction(library_products.int8_matmul),
+}
 
 
 def product_launches(product: Product, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
@@ -252,14 +258,21 @@ def _split(product: Product, whole: DeviceLaunch, splits: int) -> DeviceLaunch:
 
 def _library(product: Product, tiling: Tiling) -> DeviceLaunch:
     """The library's product, straight into y or into a workspace that a second launch finishes."""
+    codes = product.codes
+    function, weight = _LIBRARY_MATMUL, "weight_ptr"
+    if codes is not None:
+        function, weight = _LIBRARY_OF_CODES[codes.format], "codes_ptr"
     y = {name: product.arguments[name] for name in ("y_ptr", "y_row_stride")}
     then: tuple[DeviceLaunch, ...] = ()
     if needs_finish(product, tiling):
-        y = rows("y", product.call.workspace("product", product.count, product.weight_rows, product.call.dtype("x")))
-        then = (_finish(product, {"product_ptr": y["y_ptr"], "product_row_stride": y["y_row_stride"]}),)
-    arguments = {**_x(product, tiling), "weight_ptr": product.arguments["weight_ptr"], **y}
+        y = rows("y", product.call.workspace("product", product.count, product.weight_rows, sums_dtype(product)))
+        computed = {"product_ptr": y["y_ptr"], "product_row_stride": y["y_row_stride"]}
+        scales = ("x_scales_ptr", "scales_ptr")
+        computed |= {name: None if codes is None else product.arguments[name] for name in scales}
+        then = (_finish(product, computed),)
+    arguments = {**_x(product, tiling), "weight_ptr": product.arguments[weight], **y}
     arguments |= {"tokens": product.count, "IN": product.channels, "OUT": product.weight_rows}
-    return DeviceLaunch(_LIBRARY_MATMUL, arguments, {}, ("1",), then=then)
+    return DeviceLaunch(function, arguments, {}, ("1",), then=then)
 
 
 def _finish(product: Product, computed: dict[str, Argument]) -> DeviceLaunch:
