@@ -306,12 +306,14 @@ NARROW = [
     *(("int4", group, channels, zeros) for group, channels, zeros in ((32, 640, False), (32, 512, True))),
     *(("int4", 64, 512, False), ("int4", 64, 384, True), ("int8", 32, 512, False), ("int8", 64, 384, True)),
     *(("q4_k", None, 512, False), ("q4_1", None, 640, False), ("q6_k", None, 512, False), ("q5_k", None, 256, False)),
+    # Blocks of 256 channels that warps divide evenly, and rows without such blocks.
+    *(("q4_k", None, 1024, False), ("q4_k", None, 384, False), ("q6_k", None, 640, False)),
     *(("int6", 128, 512, True), ("int5", 16, 640, False), ("int5", None, 384, False), ("int6", 64, 256, True)),
 ]
 
 
 @pytest.mark.parametrize(("format", "group", "channels", "has_zeros"), NARROW)
-@pytest.mark.parametrize("tokens", quick_sample([1, 3, 8, 11, 30], [1, 11]))
+@pytest.mark.parametrize("tokens", quick_sample([1, 3, 8, 11, 16], [1, 11]))
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_few_tokens_of_whole_turns(
     device: str, tokens: int, dtype: torch.dtype, format: str, group: int | None, channels: int, has_zeros: bool

@@ -27,6 +27,7 @@ from tests.codegen.triton.turning_launch import turning_launch
 Case = tuple[KernelTemplate, tuple[Any, ...]]
 _OPS = torch.ops.llmc
 _EXPERTS = 8
+_FEW_TOKENS = 8
 
 
 def _down_projection(weight: Any, x_format: str = "none") -> Case:
@@ -92,9 +93,13 @@ CASES: Mapping[str, Callable[[], Case]] = {
 
 
 def case_kernels(name: str, target: GpuTarget) -> list[DeviceKernel]:
-    """Of the case's candidates those for one token, and of each function the one with the largest tile."""
+    """Of the case's candidates those for one token, and for eight if weights are codes; of each function the one with
+    the largest tile."""
     template, arguments = CASES[name]()
     kernels = node_kernels(template, arguments, target)
-    of_one_token = [k for k in kernels if 1 in (k.constants.get("TOKENS"), k.constants.get("TOKEN_BLOCK"))]
-    others = [kernel for kernel in largest(kernels) if kernel not in of_one_token]
-    return of_one_token + others
+    of_few_tokens = [k for k in kernels if 1 in (k.constants.get("TOKENS"), k.constants.get("TOKEN_BLOCK"))]
+    of_few_tokens += [
+        k for k in kernels if k.function == "code_narrow_kernel" and k.constants["TOKEN_BLOCK"] == _FEW_TOKENS
+    ]
+    others = [kernel for kernel in largest(kernels) if kernel not in of_few_tokens]
+    return of_few_tokens + others

@@ -70,6 +70,22 @@ def offset_pair(format: str, is_bf16: bool) -> int:
     return (half << 16 | half) - (1 << 32)
 
 
+@triton.jit
+def offset_operands(
+    x_ptr: tl.tensor, FORMAT: tl.constexpr, IS_BF16: tl.constexpr, THREADS: tl.constexpr, IS_OFTEN: tl.constexpr
+) -> tl.tuple:
+    """Left operands of `offset_pair`. IS_OFTEN: whether many matrix instructions multiply them.
+
+    They are equal, which the assembler must not know then: a matrix instruction reads four registers in a row, and the
+    assembler would copy one into four again and again. No address has the bits that are added.
+    """
+    found: tl.tuple = ()
+    for i in tl.static_range(4):
+        nothing = (x_ptr.to(tl.int64) >> (60 + i)).to(tl.int32) if IS_OFTEN else 0
+        found += (tl.full([THREADS], offset_pair(FORMAT, IS_BF16), tl.int32) + nothing,)
+    return found
+
+
 @triton.constexpr_function
 def _shifts(format: str, word: int) -> tuple[int, int]:
     """Bits by which the second plane's are shifted left to those above the low halves of a word's bytes, and right to

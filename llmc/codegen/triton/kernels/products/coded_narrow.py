@@ -4,7 +4,8 @@ mma.sync takes its left operand from registers: element (row, channel) from a fi
 a product is free if x has the same one. So a lane loads 16 bytes of a row, which are 16 or 32 neighbouring channels,
 and its codes become operands where they are (code_operands.py). Operands of fewer than 8 bits have an offset. It and
 W's zeros are subtracted from the sums of each group of channels, with sums of x from the same units. If groups have
-fewer than 128 channels, operands are multiplied by their scales first (folded_scales.py).
+fewer than 128 channels, operands are multiplied by their scales first (folded_scales.py), except the operands of
+K-quants for a single token (super_blocks.py).
 
 A block has OUT_BLOCK rows of W, its warps divide IN, and their sums meet in shared memory at the end.
 """
@@ -13,12 +14,20 @@ import triton
 import triton.language as tl
 
 from llmc.codegen.triton.kernels.launch_edge import wait_for_launch_before
+from llmc.codegen.triton.kernels.products.code_operands import offset_operands
 from llmc.codegen.triton.kernels.products.folded_scales import folded_parts, is_folded, scale_and_shift, sum_factor
 from llmc.codegen.triton.kernels.products.format_facts import above_bits, by_group, low_bits
 from llmc.codegen.triton.kernels.products.matrix_words import issue_loads, words_of_rows
 from llmc.codegen.triton.kernels.products.narrow_turns import add_folded, add_turn
 from llmc.codegen.triton.kernels.products.operand_tiles import read_tile
 from llmc.codegen.triton.kernels.products.product_store import store_product
+from llmc.codegen.triton.kernels.products.super_blocks import (
+    add_block_of_token,
+    folded_rows,
+    is_in_blocks,
+    load_block,
+    sum_of_lanes,
+)
 from llmc.codegen.triton.machine_code.budget import EDGE_FREE, STREAMING, Budget, Limit
 
 # Channels that the four lanes of a row of a matrix instruction read at once, 32 each.
@@ -73,18 +82,24 @@ def code_narrow_kernel(
     TILES: tl.constexpr = OUT_BLOCK // _ROWS
     FOLDED: tl.constexpr = is_folded(FORMAT, IN, GROUPS)
     IS_PLAIN: tl.constexpr = low_bits(FORMAT) == 8 and zeros_ptr is None
-    # A single token has a sum of its codes, and one for offsets and zeros if there are any.
-    KEPT: tl.constexpr = 1 if TOKEN_BLOCK == 1 and IS_PLAIN and not FOLDED else 2
+    BY_LANE: tl.constexpr = TOKEN_BLOCK == 1 and is_in_blocks(FORMAT, IN, FLOATS)
+    # A single token has a sum of its codes, and one for offsets and zeros, or minima, if there are any.
+    IS_ONE: tl.constexpr = minima_ptr is None if BY_LANE else TOKEN_BLOCK == 1 and IS_PLAIN and not FOLDED
+    KEPT: tl.constexpr = 1 if IS_ONE else 2
     sums = _lane_sums(
         x_ptr, x_row_stride, codes_ptr, scales_ptr, zeros_ptr, minima_ptr, steps_ptr, first_token, first_out, tokens,
         IN, OUT, GATED, FORMAT, ROW_BYTES, GROUPS, FLOATS, TOKEN_BLOCK, OUT_BLOCK, WARPS, TURNS, AHEAD, KEPT,
     )  # fmt: skip
     out, token = tl.arange(0, OUT_BLOCK), tl.arange(0, 4 if TOKEN_BLOCK == 1 else TOKEN_BLOCK)
-    product = _tile(sums, 0, TILES, TILES * 2 if GATED else TILES, TOKEN_BLOCK, WARPS, KEPT, FOLDED)
+    product = _tile(sums, 0, TILES, TOKEN_BLOCK, WARPS, KEPT, FOLDED, BY_LANE)
     up = product
     if GATED:
-        up = _tile(sums, TILES, TILES, TILES * 2, TOKEN_BLOCK, WARPS, KEPT, FOLDED)
-    if FOLDED:
+        up = _tile(sums, TILES, TILES, TOKEN_BLOCK, WARPS, KEPT, FOLDED, BY_LANE)
+    if BY_LANE:
+        IS_BF16: tl.constexpr = x_ptr.dtype.element_ty == tl.bfloat16
+        product = sum_of_lanes(product, KEPT, FORMAT, IS_BF16)
+        up = sum_of_lanes(up, KEPT, FORMAT, IS_BF16)
+    elif FOLDED:
         FACTOR: tl.constexpr = sum_factor(True, x_ptr.dtype.element_ty == tl.bfloat16)
         product, up = product * FACTOR, up * FACTOR
     if not by_group(FORMAT, GROUPS):
@@ -125,14 +140,15 @@ def _lane_sums(
     AHEAD: tl.constexpr,
     KEPT: tl.constexpr,
 ) -> tl.tuple:
-    """Each thread's sums over its warp's channels: for every 8 tokens, every 16 rows of W, and then of the gate's
-    partners, KEPT of each of its two rows: those of a matrix instruction, or of one token."""
+    """Each thread's sums over its warp's channels: for every 16 rows of W, and then of the gate's partners, every 8
+    tokens, KEPT of each of its two rows: those of a matrix instruction, or of one token."""
     TILES: tl.constexpr = OUT_BLOCK // _ROWS * (2 if GATED else 1)
     COLUMNS: tl.constexpr = (TOKEN_BLOCK + 7) // 8
     COUNT: tl.constexpr = IN // _TURN
     CHUNKS: tl.constexpr = (COUNT + WARPS * TURNS - 1) // (WARPS * TURNS)
     thread = tl.arange(0, 32 * WARPS)
     of_row, of_column, first = thread % 32 // 4, thread % 4, thread // 32 * (CHUNKS * TURNS)
+    IN_BLOCKS: tl.constexpr = is_in_blocks(FORMAT, IN, FLOATS)
     code_rows: tl.tuple = ()
     rows: tl.tuple = ()
     x_rows: tl.tuple = ()
@@ -142,13 +158,15 @@ def _lane_sums(
         # Rows past the end repeat the last one, so that no load needs a mask for them.
         row = row if OUT % OUT_BLOCK == 0 else tl.minimum(row, OUT - 1)
         row += (i // (OUT_BLOCK // 8)) * OUT
-        code_rows += (codes_ptr + (row * ROW_BYTES + of_column * 16),)
+        code_rows += (codes_ptr + (row * ROW_BYTES + of_column * (32 if IN_BLOCKS else 16)),)
         rows += (row,)
     for n in tl.static_range(COLUMNS):
         token = tl.minimum(first_token + n * _TOKENS + of_row, tokens - 1)
-        x_rows += (x_ptr + (token * x_row_stride + of_column * _run(FORMAT)),)
+        x_rows += (x_ptr + (token * x_row_stride + of_column * (64 if IN_BLOCKS else _run(FORMAT))),)
     if TOKEN_BLOCK == 1:
         x_rows += (x_ptr + (first_token * x_row_stride + thread % 32 * 4),)
+    IS_OFTEN: tl.constexpr = IN_BLOCKS or TOKEN_BLOCK > 1
+    offsets = offset_operands(x_ptr, FORMAT, x_ptr.dtype.element_ty == tl.bfloat16, 32 * WARPS, IS_OFTEN)
     for _ in tl.static_range(TILES * COLUMNS * 2 * KEPT):
         sums += (tl.zeros([32 * WARPS], tl.float32),)
     if AHEAD:
@@ -158,7 +176,9 @@ def _lane_sums(
         )  # fmt: skip
         issue_loads(first)
         wait_for_launch_before()
-        sums = _add_chunk(sums, chunk, x_rows, first, IN, GROUPS, FORMAT, TILES, TOKEN_BLOCK, WARPS, TURNS, KEPT)
+        sums = _add_chunk(
+            sums, chunk, x_rows, offsets, first, IN, GROUPS, FLOATS, FORMAT, TILES, TOKEN_BLOCK, WARPS, TURNS, KEPT
+        )
         first += TURNS
     else:
         wait_for_launch_before()
@@ -168,7 +188,9 @@ def _lane_sums(
             WARPS, TURNS,
         )  # fmt: skip
         issue_loads(first)
-        sums = _add_chunk(sums, chunk, x_rows, first, IN, GROUPS, FORMAT, TILES, TOKEN_BLOCK, WARPS, TURNS, KEPT)
+        sums = _add_chunk(
+            sums, chunk, x_rows, offsets, first, IN, GROUPS, FLOATS, FORMAT, TILES, TOKEN_BLOCK, WARPS, TURNS, KEPT
+        )
         first += TURNS
     return sums
 
@@ -203,6 +225,15 @@ def _load_chunk(
     IS_WHOLE: tl.constexpr = COUNT % (WARPS * TURNS) == 0
     LOADS: tl.constexpr = low_bits(FORMAT) // 4
     found: tl.tuple = ()
+    if is_in_blocks(FORMAT, IN, FLOATS):
+        tl.static_assert(TURNS % 2 == 0, "a block has two turns")
+        for k in tl.static_range(TURNS // 2):
+            for i in tl.static_range(2 * TILES):
+                found = found + load_block(
+                    code_rows[i], rows[i], scales_ptr, minima_ptr, steps_ptr, first // 2 + k, first + 2 * k < COUNT, IN,
+                    GROUPS, FORMAT, IS_WHOLE, WARPS,
+                )  # fmt: skip
+        return found
     for turn in tl.static_range(TURNS):
         inside = first + turn < COUNT
         for i in tl.static_range(2 * TILES):
@@ -235,9 +266,11 @@ def _add_chunk(
     sums: tl.tuple,
     chunk: tl.tuple,
     x_rows: tl.tuple,
+    offsets: tl.tuple,
     first: tl.tensor,
     IN: tl.constexpr,
     GROUPS: tl.constexpr,
+    FLOATS: tl.constexpr,
     FORMAT: tl.constexpr,
     TILES: tl.constexpr,
     TOKEN_BLOCK: tl.constexpr,
@@ -247,46 +280,60 @@ def _add_chunk(
 ) -> tl.tuple:
     """The sums with those of a chunk added."""
     COUNT: tl.constexpr = IN // _TURN
-    # Values of a row and turn in a chunk.
-    EACH: tl.constexpr = len(chunk) // (2 * TILES * TURNS)
-    for turn in tl.static_range(TURNS):
-        added: tl.tuple = ()
-        for n in tl.static_range((TOKEN_BLOCK + 7) // 8):
-            x = _x_words(x_rows[n], first + turn, COUNT, FORMAT, WARPS, TURNS)
+    IS_BF16: tl.constexpr = x_rows[0].dtype.element_ty == tl.bfloat16
+    IN_BLOCKS: tl.constexpr = is_in_blocks(FORMAT, IN, FLOATS)
+    # Values of a row in a chunk, for each turn or block.
+    EACH: tl.constexpr = len(chunk) // (2 * TILES * (TURNS // 2 if IN_BLOCKS else TURNS))
+    if IN_BLOCKS and TOKEN_BLOCK == 1:
+        for k in tl.static_range(TURNS // 2):
+            sums = add_block_of_token(
+                sums, chunk, x_rows[0], offsets, first // 2 + k, first + 2 * k < COUNT, k, EACH, FORMAT, TILES,
+                COUNT % (WARPS * TURNS) == 0, IS_BF16, WARPS, KEPT,
+            )  # fmt: skip
+    else:
+        for turn in tl.static_range(TURNS):
+            x: tl.tuple = ()
+            for n in tl.static_range((TOKEN_BLOCK + 7) // 8):
+                x = x + _x_words(x_rows[n], first, turn, COUNT, FORMAT, IN_BLOCKS, WARPS, TURNS)
             if is_folded(FORMAT, IN, GROUPS):
-                added = added + add_folded(
-                    sums, chunk, x, n * TILES, turn * TILES, EACH, FORMAT, folded_parts(FORMAT, IN, GROUPS), TILES,
-                    x_rows[0].dtype.element_ty == tl.bfloat16, WARPS,
+                rows = chunk[turn * 2 * TILES * EACH : (turn + 1) * 2 * TILES * EACH]
+                if IN_BLOCKS:
+                    rows = folded_rows(chunk, turn // 2, turn % 2, EACH, 2 * TILES, FORMAT)
+                sums = add_folded(
+                    sums, rows, x, FORMAT, folded_parts(FORMAT, IN, GROUPS), TILES, IS_BF16, WARPS
                 )  # fmt: skip
             else:
                 x_once = x
                 if TOKEN_BLOCK == 1 and KEPT == 2:
                     place = x_rows[1] + (first + turn) * _TURN
                     x_once = words_of_rows(place, first + turn < COUNT, 2, COUNT % (WARPS * TURNS) == 0, "")
-                added = added + add_turn(
-                    sums, chunk, x, x_once, n * TILES, turn * TILES, EACH, FORMAT, by_group(FORMAT, GROUPS), TILES,
-                    TOKEN_BLOCK, x_rows[0].dtype.element_ty == tl.bfloat16, WARPS, KEPT,
+                sums = add_turn(
+                    sums, chunk, x, x_once, offsets, turn * TILES, EACH, FORMAT, by_group(FORMAT, GROUPS), TILES,
+                    TOKEN_BLOCK, IS_BF16, WARPS, KEPT,
                 )  # fmt: skip
-        sums = added
     return sums
 
 
 @triton.jit
 def _x_words(
     x_row: tl.tensor,
-    turn: tl.tensor,
+    first: tl.tensor,
+    TURN: tl.constexpr,
     COUNT: tl.constexpr,
     FORMAT: tl.constexpr,
+    IN_BLOCKS: tl.constexpr,
     WARPS: tl.constexpr,
     TURNS: tl.constexpr,
 ) -> tl.tuple:
-    """16 words of x, in the order in which _code_sums multiplies a turn's channels."""
+    """16 words of x, in the order in which a turn's channels are multiplied. TURN: of a chunk, which begins at the
+    first turn."""
     IS_WHOLE: tl.constexpr = COUNT % (WARPS * TURNS) == 0
     RUN: tl.constexpr = _run(FORMAT)
+    OFFSET: tl.constexpr = TURN // 2 * 256 + TURN % 2 * 32 if IN_BLOCKS else TURN * _TURN
     x: tl.tuple = ()
     for j in tl.static_range(4):
-        place = x_row + (turn * _TURN + 8 * j // RUN * (4 * RUN) + 8 * j % RUN)
-        x = x + words_of_rows(place, turn < COUNT, 4, IS_WHOLE, "")
+        place = x_row + (first * _TURN + (OFFSET + 8 * j // RUN * (4 * RUN) + 8 * j % RUN))
+        x = x + words_of_rows(place, first + TURN < COUNT, 4, IS_WHOLE, "")
     return x
 
 
@@ -295,29 +342,28 @@ def _tile(
     sums: tl.tuple,
     FIRST: tl.constexpr,
     TILES: tl.constexpr,
-    ALL_TILES: tl.constexpr,
     TOKEN_BLOCK: tl.constexpr,
     WARPS: tl.constexpr,
     KEPT: tl.constexpr,
     FOLDED: tl.constexpr,
+    BY_LANE: tl.constexpr,
 ) -> tl.tensor:
     """[16·TILES, TOKEN_BLOCK], the sums of TILES from the FIRST on, added up over the warps; of one token four times
-    the same, [16·TILES, 4]."""
+    the same, or BY_LANE the KEPT sums of four lanes, [16·TILES, 4·KEPT]."""
     COLUMNS: tl.constexpr = (TOKEN_BLOCK + 7) // 8
     COUNT: tl.constexpr = COLUMNS * TILES * 2 * KEPT
     parts: tl.tuple = ()
-    for n in tl.static_range(COLUMNS):
-        for k in tl.static_range(TILES * 2 * KEPT):
-            parts += (sums[(n * ALL_TILES + FIRST) * 2 * KEPT + k],)
+    for k in tl.static_range(COUNT):
+        parts += (sums[FIRST * COLUMNS * 2 * KEPT + k],)
     # Joined from the highest bit of a place to the lowest.
     for level in tl.static_range(_log2(COUNT)):
         pairs: tl.tuple = ()
         for i in tl.static_range(COUNT // 2 >> level):
             pairs += (tl.join(parts[i], parts[(COUNT // 2 >> level) + i]),)
         parts = pairs
-    whole = tl.sum(parts[0].reshape(WARPS, 32, COUNT), 0).reshape(8, 4, COLUMNS, TILES, 2, KEPT)
-    whole = whole.permute(3, 4, 0, 2, 1, 5)
-    if TOKEN_BLOCK == 1 and KEPT == 2:
+    whole = tl.sum(parts[0].reshape(WARPS, 32, COUNT), 0).reshape(8, 4, TILES, COLUMNS, 2, KEPT)
+    whole = whole.permute(2, 4, 0, 3, 1, 5)
+    if TOKEN_BLOCK == 1 and KEPT == 2 and not BY_LANE:
         codes, others = whole.reshape(TILES * 16, 4, 2).split()
         return codes if FOLDED else codes + tl.sum(others, 1)[:, None]
     else:

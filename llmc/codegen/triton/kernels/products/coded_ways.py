@@ -9,6 +9,7 @@ import triton
 from llmc.codegen.triton.kernels.products.product import Codes, Product
 from llmc.codegen.triton.kernels.products.product_way import MOST_GEMV_ROWS, MOST_SPLIT_ROWS, Tiling, Way, token_block
 from llmc.codegen.triton.kernels.products.sparse_ways import sparse_gemv
+from llmc.codegen.triton.kernels.products.super_blocks import is_in_blocks
 from llmc.formats.code_format import CODE_FORMATS
 from llmc.targets import GpuTarget
 
@@ -162,12 +163,17 @@ def _narrow(product: Product, codes: Codes, target: GpuTarget, tokens: int) -> l
         return []
     block = 1 if tokens == 1 else max(8, triton.next_power_of_2(tokens))
     turns = product.channels // NARROW_CHANNELS
-    warps = next((w for w in ((4,) if product.gated else (8, 4)) if turns % w == 0), 8 if turns > 8 else 4)
+    in_blocks = is_in_blocks(codes.format, product.channels, int(product.constants["FLOATS"] or 1))
+    least = 2 if in_blocks else 1
+    warps = next((w for w in ((4,) if product.gated else (8, 4)) if turns % (w * least) == 0), 8 if turns > 8 else 4)
     is_folded = groups > 1 and product.channels < groups * NARROW_CHANNELS
     most = 4 if product.gated and block > 1 and not is_folded else 2
     most = 1 if block > 8 or codes.per_byte == 1 else most
     at_once = next(count for count in (4, 2, 1) if count <= most and triton.cdiv(turns, warps) % count == 0)
-    out_block = 16 if product.gated or block == 1 else 32
+    at_once = 2 if in_blocks else at_once
+    # A block of a single token's x takes more instructions than a turn, so more rows share it.
+    is_long = in_blocks and product.outputs >= 16 * target.sm_count
+    out_block = 16 if product.gated or (block == 1 and not is_long) else 32
     return [Tiling(Way.CODED_NARROW, block, out_block, at_once * NARROW_CHANNELS, warps, 1, 0.06)]
 
 

@@ -49,7 +49,7 @@ def sum_factor(is_folded: bool, is_bf16: bool) -> float:
 
 
 @triton.constexpr_function
-def _middle(format: str) -> int:
+def code_middle(format: str) -> int:
     """The code in the middle of those without sign."""
     return 0 if low_bits(format) == 8 else 1 << (low_bits(format) + above_bits(format) - 1)
 
@@ -77,7 +77,7 @@ def scale_and_shift(
         scale, minimum = scale_and_minimum(
             scales_ptr, minima_ptr, steps_ptr, row, group, inside, GROUPS, FLOATS, FORMAT, not IS_WHOLE
         )
-        MIDDLE: tl.constexpr = _middle(FORMAT) - stored_zero(FORMAT)
+        MIDDLE: tl.constexpr = code_middle(FORMAT) - stored_zero(FORMAT)
         if zeros_ptr is not None:
             zeros = read_tile(zeros_ptr + (row * GROUPS + group), inside, not IS_WHOLE).to(tl.int32)
             return scale, scale * small_floats(MIDDLE - zeros) - minimum
@@ -101,18 +101,18 @@ def addends(factors: tl.tensor, FORMAT: tl.constexpr, IS_BF16: tl.constexpr) -> 
     if low_bits(FORMAT) == 8:
         return (tl.full(factors.shape, -2147450880 if IS_BF16 else 0, tl.int32),)
     elif IS_BF16:
-        middle = tl.full(factors.shape, _bf16_pair(128 + _middle(FORMAT)), tl.int32)
+        middle = tl.full(factors.shape, _bf16_pair(128 + code_middle(FORMAT)), tl.int32)
         added = _fused(factors, middle ^ -2147450880, tl.full(factors.shape, -2147450880, tl.int32))
         return added, _fused(factors, middle, added), tl.zeros_like(factors)
     else:
-        return (tl.full(factors.shape, _fp16_pair(1024 + _middle(FORMAT)) - 2147450880, tl.int32),)
+        return (tl.full(factors.shape, _fp16_pair(1024 + code_middle(FORMAT)) - 2147450880, tl.int32),)
 
 
 @triton.jit
 def shifted_addends(factors: tl.tensor, shift: tl.tensor, FORMAT: tl.constexpr, IS_BF16: tl.constexpr) -> tl.tuple:
     """The same for a group with a shift."""
     if IS_BF16:
-        OFFSET: tl.constexpr = 0 if low_bits(FORMAT) == 8 else 128 + _middle(FORMAT)
+        OFFSET: tl.constexpr = 0 if low_bits(FORMAT) == 8 else 128 + code_middle(FORMAT)
         wanted = shift - half_of_word(factors, 0, IS_BF16) * OFFSET
         added = _pair(wanted, IS_BF16)
         return added, _pair(half_of_word(added, 0, IS_BF16) - wanted, IS_BF16), tl.zeros_like(factors)

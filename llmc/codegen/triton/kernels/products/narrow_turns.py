@@ -7,7 +7,7 @@ then scales, with zeros or shifts.
 import triton
 import triton.language as tl
 
-from llmc.codegen.triton.kernels.products.code_operands import narrow_words, offset_pair, operand_offset, row_operands
+from llmc.codegen.triton.kernels.products.code_operands import narrow_words, operand_offset, row_operands
 from llmc.codegen.triton.kernels.products.folded_scales import (
     addends,
     folded,
@@ -26,7 +26,7 @@ def add_turn(
     chunk: tl.tuple,
     x: tl.tuple,
     x_once: tl.tuple,
-    FIRST_TILE: tl.constexpr,
+    offsets: tl.tuple,
     FIRST_ROWS: tl.constexpr,
     EACH: tl.constexpr,
     FORMAT: tl.constexpr,
@@ -37,59 +37,152 @@ def add_turn(
     WARPS: tl.constexpr,
     KEPT: tl.constexpr,
 ) -> tl.tuple:
-    """The sums of TILES from the FIRST_TILE on, with those of a turn in one group added. FIRST_ROWS: where its rows
-    begin in a chunk, in tiles. x_once: words of x, of one token each of a turn's channels once."""
+    """The sums with those of a turn in one group added.
+
+    FIRST_ROWS: where its rows begin in a chunk, in tiles. x: 16 words for every eight tokens. x_once: words of one
+    token, each of a turn's channels once; of more tokens, as x. offsets: of offset_operands.
+    """
     HAS_ZEROS: tl.constexpr = EACH - narrow_words(FORMAT) - IN_GROUPS > 0
-    total = x
+    COLUMNS: tl.constexpr = len(x) // 16
+    totals: tl.tuple = ()
     if HAS_ZEROS or low_bits(FORMAT) < 8:
-        total = _offset_sums(x_once, FORMAT, IS_BF16, WARPS)
+        totals = _offset_sums(x_once, offsets, COLUMNS, IS_BF16, WARPS)
+    part: tl.tuple = ()
+    for i in tl.static_range(TILES):
+        part = part + _first_sums(
+            totals, chunk, 2 * (FIRST_ROWS + i) * EACH, EACH, COLUMNS, FORMAT, IN_GROUPS, HAS_ZEROS, TOKEN_BLOCK,
+            IS_BF16, WARPS,
+        )  # fmt: skip
+    part = _code_sums(part, chunk, x, 2 * FIRST_ROWS * EACH, EACH, TILES, FORMAT, IS_BF16, WARPS)
     added: tl.tuple = ()
     for i in tl.static_range(TILES):
-        part = _code_sums(chunk, x, 2 * (FIRST_ROWS + i) * EACH, EACH, FORMAT, IS_BF16, WARPS)
-        for half in tl.static_range(2):
-            values = _row_values(
-                part[2 * half], part[2 * half + 1], total, chunk, (2 * (FIRST_ROWS + i) + half + 1) * EACH - 1, FORMAT,
-                IN_GROUPS, HAS_ZEROS, TOKEN_BLOCK, IS_BF16,
+        added = added + _scaled_sums(
+            sums, part, totals, chunk, i, 2 * (FIRST_ROWS + i) * EACH, EACH, COLUMNS, FORMAT, IN_GROUPS, HAS_ZEROS,
+            TOKEN_BLOCK, IS_BF16, KEPT,
+        )  # fmt: skip
+    return added
+
+
+@triton.jit
+def _code_sums(
+    sums: tl.tuple,
+    chunk: tl.tuple,
+    x: tl.tuple,
+    FIRST: tl.constexpr,
+    EACH: tl.constexpr,
+    TILES: tl.constexpr,
+    FORMAT: tl.constexpr,
+    IS_BF16: tl.constexpr,
+    WARPS: tl.constexpr,
+) -> tl.tuple:
+    """The sums with the products of x and the operands of the rows whose values begin at FIRST in the chunk added."""
+    # The sums of several tiles do not wait for each other. Operands of 8-bit codes are too many for that.
+    AT_ONCE: tl.constexpr = 1 if low_bits(FORMAT) == 8 else TILES
+    LENGTH: tl.constexpr = len(sums) // TILES * AT_ONCE
+    added: tl.tuple = ()
+    for i in tl.static_range(TILES // AT_ONCE):
+        operands: tl.tuple = ()
+        for k in tl.static_range(2 * AT_ONCE):
+            operands = operands + row_operands(chunk, FIRST + (2 * AT_ONCE * i + k) * EACH, FORMAT, IS_BF16)
+        of_tiles = sums[i * LENGTH : (i + 1) * LENGTH]
+        added = added + operand_sums(of_tiles, operands, x, AT_ONCE, FORMAT, IS_BF16, WARPS)
+    return added
+
+
+@triton.jit
+def _first_sums(
+    totals: tl.tuple,
+    chunk: tl.tuple,
+    FIRST: tl.constexpr,
+    EACH: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    FORMAT: tl.constexpr,
+    IN_GROUPS: tl.constexpr,
+    HAS_ZEROS: tl.constexpr,
+    TOKEN_BLOCK: tl.constexpr,
+    IS_BF16: tl.constexpr,
+    WARPS: tl.constexpr,
+) -> tl.tuple:
+    """The terms of offsets and zeros in a tile's sums, to which matrix instructions add the products; zeros for a
+    single token, whose totals are parts of lanes. FIRST: where the tile's values begin in the chunk."""
+    found: tl.tuple = ()
+    if TOKEN_BLOCK == 1 or (low_bits(FORMAT) == 8 and not HAS_ZEROS):
+        for _ in tl.static_range(4 * COLUMNS):
+            found += (tl.zeros([32 * WARPS], tl.float32),)
+        return found
+    elif HAS_ZEROS:
+        low = _zero_factor(chunk[FIRST + EACH - 1 - IN_GROUPS], FORMAT, IS_BF16)
+        high = _zero_factor(chunk[FIRST + 2 * EACH - 1 - IN_GROUPS], FORMAT, IS_BF16)
+        for n in tl.static_range(COLUMNS):
+            found += (
+                totals[4 * n] * low, totals[4 * n + 1] * low, totals[4 * n + 2] * high, totals[4 * n + 3] * high,
             )  # fmt: skip
+        return found
+    else:
+        return totals
+
+
+@triton.jit
+def _scaled_sums(
+    sums: tl.tuple,
+    part: tl.tuple,
+    totals: tl.tuple,
+    chunk: tl.tuple,
+    TILE: tl.constexpr,
+    FIRST: tl.constexpr,
+    EACH: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    FORMAT: tl.constexpr,
+    IN_GROUPS: tl.constexpr,
+    HAS_ZEROS: tl.constexpr,
+    TOKEN_BLOCK: tl.constexpr,
+    IS_BF16: tl.constexpr,
+    KEPT: tl.constexpr,
+) -> tl.tuple:
+    """A tile's sums, with its part times the group's scale added."""
+    added: tl.tuple = ()
+    for n in tl.static_range(COLUMNS):
+        for half in tl.static_range(2):
             for k in tl.static_range(KEPT):
-                added += (sums[((FIRST_TILE + i) * 2 + half) * KEPT + k] + values[k],)
+                value = part[4 * (TILE * COLUMNS + n) + 2 * half + k]
+                if TOKEN_BLOCK == 1 and k == 1:
+                    value = totals[0] + totals[1]
+                    if HAS_ZEROS:
+                        value *= _zero_factor(chunk[FIRST + (half + 1) * EACH - 1 - IN_GROUPS], FORMAT, IS_BF16)
+                if IN_GROUPS:
+                    value *= _fp32(chunk[FIRST + (half + 1) * EACH - 1])
+                added += (sums[((TILE * COLUMNS + n) * 2 + half) * KEPT + k] + value,)
     return added
 
 
 @triton.jit
 def add_folded(
     sums: tl.tuple,
-    chunk: tl.tuple,
+    rows: tl.tuple,
     x: tl.tuple,
-    FIRST_TILE: tl.constexpr,
-    FIRST_ROWS: tl.constexpr,
-    EACH: tl.constexpr,
     FORMAT: tl.constexpr,
     PARTS: tl.constexpr,
     TILES: tl.constexpr,
     IS_BF16: tl.constexpr,
     WARPS: tl.constexpr,
 ) -> tl.tuple:
-    """The same of a turn in several groups (folded_scales.py)."""
+    """The same of a turn in several groups (folded_scales.py). rows: a turn's values of each row."""
+    EACH: tl.constexpr = len(rows) // (2 * TILES)
     VALUES: tl.constexpr = (EACH - narrow_words(FORMAT)) // PARTS
-    totals = x
+    COLUMNS: tl.constexpr = len(x) // 16
+    totals: tl.tuple = ()
     if VALUES == 2 or (IS_BF16 and low_bits(FORMAT) < 8):
-        totals = group_sums(x, PARTS, IS_BF16, WARPS)
+        for n in tl.static_range(COLUMNS):
+            first, second = group_sums(x[16 * n : 16 * n + 16], PARTS, IS_BF16, WARPS)
+            totals += (first, first, second, second)
     added: tl.tuple = ()
     for i in tl.static_range(TILES):
-        part = (
-            sums[4 * (FIRST_TILE + i)], sums[4 * (FIRST_TILE + i) + 1], sums[4 * (FIRST_TILE + i) + 2],
-            sums[4 * (FIRST_TILE + i) + 3],
-        )  # fmt: skip
-        low, low_others = _folded_operands(chunk, 2 * (FIRST_ROWS + i) * EACH, PARTS, VALUES, FORMAT, IS_BF16)
-        high, high_others = _folded_operands(chunk, (2 * (FIRST_ROWS + i) + 1) * EACH, PARTS, VALUES, FORMAT, IS_BF16)
-        for step in tl.static_range(8):
-            part = _step_sums(part, low, high, x, _operand_of_step(FORMAT, step), step, IS_BF16, WARPS)
+        low, low_others = _folded_operands(rows, 2 * i * EACH, PARTS, VALUES, FORMAT, IS_BF16)
+        high, high_others = _folded_operands(rows, (2 * i + 1) * EACH, PARTS, VALUES, FORMAT, IS_BF16)
+        part = sums[4 * COLUMNS * i : 4 * COLUMNS * (i + 1)]
+        part = operand_sums(part, low + high, x, 1, FORMAT, IS_BF16, WARPS)
         for k in tl.static_range(len(low_others) // 2):
-            part = matrix_sums(
-                low_others[2 * k], high_others[2 * k], low_others[2 * k + 1], high_others[2 * k + 1], totals[k],
-                totals[k], part, IS_BF16, WARPS,
-            )  # fmt: skip
+            part = step_sums(part, low_others + high_others, totals, 2 * k, k, 1, IS_BF16, WARPS)
         added = added + part
     return added
 
@@ -140,52 +233,25 @@ def _part_of(format: str, parts: int, operand: int) -> int:
 
 
 @triton.jit
-def _offset_sums(x: tl.tuple, FORMAT: tl.constexpr, IS_BF16: tl.constexpr, WARPS: tl.constexpr) -> tl.tuple:
-    """Sums of pairs of words of x, times the offset of codes (code_operands.py), negative."""
-    offsets = tl.full([32 * WARPS], offset_pair(FORMAT, IS_BF16), tl.int32)
-    nothing = tl.zeros([32 * WARPS], tl.float32)
-    total = (nothing, nothing, nothing, nothing)
-    for j in tl.static_range(len(x) // 2):
-        total = matrix_sums(offsets, offsets, offsets, offsets, x[2 * j], x[2 * j + 1], total, IS_BF16, WARPS)
-    return total
+def _offset_sums(
+    x: tl.tuple, offsets: tl.tuple, COLUMNS: tl.constexpr, IS_BF16: tl.constexpr, WARPS: tl.constexpr
+) -> tl.tuple:
+    """Sums of pairs of words of x, times the offset of codes (code_operands.py), negative; four for every eight
+    tokens."""
+    totals: tl.tuple = ()
+    for _ in tl.static_range(4 * COLUMNS):
+        totals += (tl.zeros([32 * WARPS], tl.float32),)
+    for j in tl.static_range(len(x) // COLUMNS // 2):
+        totals = step_sums(totals, offsets, x, 0, j, 1, IS_BF16, WARPS)
+    return totals
 
 
 @triton.jit
-def _row_values(
-    first: tl.tensor,
-    second: tl.tensor,
-    total: tl.tuple,
-    chunk: tl.tuple,
-    LAST: tl.constexpr,
-    FORMAT: tl.constexpr,
-    IN_GROUPS: tl.constexpr,
-    HAS_ZEROS: tl.constexpr,
-    TOKEN_BLOCK: tl.constexpr,
-    IS_BF16: tl.constexpr,
-) -> tuple[tl.tensor, tl.tensor]:
-    """The addends of a turn for the sums of a row. first, second: sums of operands. total: of _offset_sums. LAST: where
-    the row's values in the chunk end.
-
-    A single token's x lies once in the columns of a matrix instruction. The second value is then the lane's part of the
-    sum for offsets and zeros.
-    """
-    if HAS_ZEROS or low_bits(FORMAT) < 8:
-        one, two = total[0], total[1]
-        if TOKEN_BLOCK == 1:
-            one += two
-        IN_TOTAL: tl.constexpr = 1.0 if low_bits(FORMAT) < 8 else 0.0
-        if HAS_ZEROS:
-            factor = small_floats(chunk[LAST - IN_GROUPS].to(tl.int32)) * (1.0 / operand_offset(FORMAT, IS_BF16))
-            factor += IN_TOTAL
-            one, two = one * factor, two * factor
-        if TOKEN_BLOCK == 1:
-            second = one
-        else:
-            first, second = first + one, second + two
-    if IN_GROUPS:
-        scale = _fp32(chunk[LAST])
-        first, second = first * scale, second * scale
-    return first, second
+def _zero_factor(zero: tl.tensor, FORMAT: tl.constexpr, IS_BF16: tl.constexpr) -> tl.tensor:
+    """The offset of a row's codes plus its zero, as a multiple of the offset that _offset_sums multiplies."""
+    return small_floats(zero.to(tl.int32)) * (1.0 / operand_offset(FORMAT, IS_BF16)) + (
+        1.0 if low_bits(FORMAT) < 8 else 0.0
+    )
 
 
 @triton.jit
@@ -197,42 +263,51 @@ def _fp32(number: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
-def _code_sums(
-    chunk: tl.tuple,
+def operand_sums(
+    sums: tl.tuple,
+    operands: tl.tuple,
     x: tl.tuple,
-    FIRST: tl.constexpr,
-    EACH: tl.constexpr,
+    TILES: tl.constexpr,
     FORMAT: tl.constexpr,
     IS_BF16: tl.constexpr,
     WARPS: tl.constexpr,
 ) -> tl.tuple:
-    """Sums of x times operands, of the rows whose words are at FIRST and EACH further in a chunk."""
-    low = row_operands(chunk, FIRST, FORMAT, IS_BF16)
-    high = row_operands(chunk, FIRST + EACH, FORMAT, IS_BF16)
-    nothing = tl.zeros([32 * WARPS], tl.float32)
-    sums = (nothing, nothing, nothing, nothing)
-    for step in tl.static_range(8):
-        sums = _step_sums(sums, low, high, x, _operand_of_step(FORMAT, step), step, IS_BF16, WARPS)
+    """The sums with a turn's channels added. operands: 16 of each row."""
+    for k in tl.static_range(8):
+        sums = step_sums(sums, operands, x, operand_of_step(FORMAT, k), k, TILES, IS_BF16, WARPS)
     return sums
 
 
 @triton.jit
-def _step_sums(
+def step_sums(
     sums: tl.tuple,
-    low: tl.tuple,
-    high: tl.tuple,
+    operands: tl.tuple,
     x: tl.tuple,
     AT: tl.constexpr,
     STEP: tl.constexpr,
+    TILES: tl.constexpr,
     IS_BF16: tl.constexpr,
     WARPS: tl.constexpr,
 ) -> tl.tuple:
-    """The sums, with 16 channels added. AT: their first operand in those of rows g, and of rows 8 + g."""
-    return matrix_sums(low[AT], high[AT], low[AT + 1], high[AT + 1], x[2 * STEP], x[2 * STEP + 1], sums, IS_BF16, WARPS)
+    """The sums of all tiles and tokens with 16 channels added. AT: the first of two operands of a row. STEP: the pair
+    of words of x, of those of eight tokens."""
+    COLUMNS: tl.constexpr = len(sums) // (4 * TILES)
+    OPERANDS: tl.constexpr = len(operands) // (2 * TILES)
+    WORDS: tl.constexpr = len(x) // COLUMNS
+    added: tl.tuple = ()
+    for i in tl.static_range(TILES):
+        for n in tl.static_range(COLUMNS):
+            added = added + matrix_sums(
+                operands[2 * i * OPERANDS + AT], operands[(2 * i + 1) * OPERANDS + AT],
+                operands[2 * i * OPERANDS + AT + 1], operands[(2 * i + 1) * OPERANDS + AT + 1],
+                x[n * WORDS + 2 * STEP], x[n * WORDS + 2 * STEP + 1],
+                sums[4 * (i * COLUMNS + n) : 4 * (i * COLUMNS + n) + 4], IS_BF16, WARPS,
+            )  # fmt: skip
+    return added
 
 
 @triton.constexpr_function
-def _operand_of_step(format: str, step: int) -> int:
+def operand_of_step(format: str, step: int) -> int:
     """The first of two operands of the words' that a matrix instruction multiplies: of 4-bit codes first all in the low
     halves of bytes."""
     return step % 4 * 4 + step // 4 * 2 if low_bits(format) == 4 else 2 * step
