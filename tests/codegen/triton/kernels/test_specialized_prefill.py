@@ -76,7 +76,7 @@ def _check(batch: PagedBatch, actual: Tensor) -> None:
 
 
 SHAPES: list[dict[str, Any]] = [
-    {"head_dim": 128, "heads": 8, "kv_heads": 2, "dtype": torch.bfloat16},
+    {"head_dim": 128, "heads": 4, "kv_heads": 1, "dtype": torch.bfloat16},
     {"head_dim": 64, "heads": 6, "kv_heads": 2, "window": 37, "sinks": True, "dtype": torch.bfloat16},
     {"head_dim": 256, "heads": 2, "kv_heads": 1, "window": 90, "softcap": 2.0, "dtype": torch.float16},
     {"head_dim": 64, "value_dim": 128, "heads": 2, "kv_heads": 2, "block_size": 128, "dtype": torch.float16},
