@@ -39,9 +39,10 @@ def variants(kernel: DeviceKernel) -> tuple[DeviceKernel, ...]:
 
 
 def compile_variants(program: Program, target: GpuTarget, scratch: Path) -> dict[str, tuple[DeviceKernel, ...]]:
-    """Return for each launched kernel its variants that compile, fit and do not spill, with binaries in `scratch`. Of
-    those with the same machine code one is returned, and none with the kernel's own: many kernels have no pipeline
-    whose stages the compiler decides."""
+    """Return for each launched kernel its variants that compile, fit and do not spill, with binaries in `scratch`.
+
+    The number of stages changes nothing in many kernels. The machine codes of a kernel and its variants all differ.
+    """
     kernels = program.launched_kernels()
     tried = [variant for kernel in kernels for variant in variants(kernel)]
     with Workers(usable_processors()) as workers:

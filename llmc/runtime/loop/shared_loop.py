@@ -89,7 +89,7 @@ class SharedLoop:
     def claim(self, refusal: Callable[[], RequestError] | None = None) -> StepLoop:
         """Take the loop, to step it alone until `unclaim`. Raises RequestError if it is in use, or closed.
 
-        refusal: What others get meanwhile; default that the loop belongs to an AsyncEngine.
+        refusal: The error that others get meanwhile; the default says that the loop belongs to an AsyncEngine.
         """
         self._check_outside()
         with self._turn:
