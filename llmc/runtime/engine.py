@@ -253,7 +253,7 @@ class Engine(TextGenerator):
 
     def warm_up(self, *, progress: Progress = False) -> None:
         """Capture the graphs of usual steps on a GPU, which otherwise happens at their second use; elsewhere, do
-        nothing.
+        nothing. Requests of other threads are refused meanwhile.
 
         Args:
             progress: True for a bar on standard error, or a function of (graphs that are ready, all graphs).
@@ -265,7 +265,7 @@ class Engine(TextGenerator):
         executor = self._executor
         if not isinstance(executor, WarmingExecutor):
             return
-        self._shared.claim()
+        self._shared.claim(_warming_up)
         try:
             steps = executor.warm_up()
             _, total = next(steps, (0, 0))
@@ -376,3 +376,7 @@ class Engine(TextGenerator):
 
     def _closed(self) -> RequestError:
         return UnavailableError("the engine is closed", at=self.path, fix="load it again")
+
+
+def _warming_up() -> RequestError:
+    return RequestError("the engine captures graphs before its first request", fix="call it when warm_up has returned")

@@ -39,15 +39,31 @@ def variants(kernel: DeviceKernel) -> tuple[DeviceKernel, ...]:
 
 
 def compile_variants(program: Program, target: GpuTarget, scratch: Path) -> dict[str, tuple[DeviceKernel, ...]]:
-    """Return for each launched kernel its variants that compile, fit and do not spill, with binaries in `scratch`."""
+    """Return for each launched kernel its variants that compile, fit and do not spill, with binaries in `scratch`.
+
+    The number of stages changes nothing in many kernels. The machine codes of a kernel and its variants all differ.
+    """
     kernels = program.launched_kernels()
     tried = [variant for kernel in kernels for variant in variants(kernel)]
     with Workers(usable_processors()) as workers:
         usable = dict(zip((v.name for v in tried), workers.compile_usable(tried, target, scratch), strict=True))
     by_kernel = {kernel.name: (usable[variant.name] for variant in variants(kernel)) for kernel in kernels}
     return {
-        name: tuple(variant for variant in candidates if variant is not None) for name, candidates in by_kernel.items()
+        kernel.name: distinct(kernel, [variant for variant in by_kernel[kernel.name] if variant is not None], scratch)
+        for kernel in kernels
     }
+
+
+def distinct(kernel: DeviceKernel, compiled: Sequence[DeviceKernel], scratch: Path) -> tuple[DeviceKernel, ...]:
+    """The first of the compiled variants with each machine code that is not the kernel's."""
+    found: dict[bytes, DeviceKernel] = {}
+    for variant in compiled:
+        ((arch, binary),) = variant.binaries.items()
+        own = kernel.binaries.get(arch)
+        code = (scratch / binary.file).read_bytes()
+        if own is None or code != (scratch / own.file).read_bytes():
+            found.setdefault(code, variant)
+    return tuple(found.values())
 
 
 def choose_variants(

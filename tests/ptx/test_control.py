@@ -157,6 +157,12 @@ def test_warps_go_to_the_labels_of_their_indices() -> None:
     np.testing.assert_array_equal(y, np.repeat([1, 111, 11], 32))
 
 
+def test_a_list_with_an_unknown_label_is_refused() -> None:
+    text = kernel_text(INDEXED.replace("third, first", "third, nowhere"), ["y"], threads=96)
+    with pytest.raises(PtxError, match=r"brx\.idx does not take table there"):
+        run_text(text, {"y": np.zeros(96, np.int32)}, threads=96)
+
+
 def test_an_index_behind_the_end_of_its_list_is_found() -> None:
     y = np.zeros(128, np.int32)
     report = run_text(kernel_text(INDEXED, ["y"], threads=128), {"y": y}, threads=128)

@@ -20,7 +20,7 @@ from llmc.runtime.device.inputs import StepShape, example_step
 from llmc.tuning.choice import fastest
 from llmc.tuning.steps import shape_of, steps_of
 from llmc.tuning.tune import tune, write_tuned
-from llmc.tuning.variants import variants
+from llmc.tuning.variants import distinct, variants
 from llmc.tuning.ways import choose_ways
 from tests.runtime.device.device_program import LIMITS, binary, kernel, program
 
@@ -48,6 +48,21 @@ def test_variants_differ_in_warps_and_stages_only() -> None:
     for v in others:
         assert replace(v, name=own.name, num_warps=4, num_stages=2, binaries=own.binaries) == own
     assert len({v.name for v in others}) == len(others)
+
+
+def test_one_variant_with_each_machine_code_is_measured(tmp_path: Path) -> None:
+    """Stages change nothing in a kernel without a loop that the compiler pipelines."""
+    own = kernel("sm_90")
+    codes = {(w, s): b"%d warps" % w for w in (2, 4, 8) for s in (1, 2, 3)}
+    compiled = []
+    (tmp_path / "kernels").mkdir()
+    (tmp_path / own.binaries["sm_90"].file).write_bytes(codes[4, 2])
+    for variant in variants(own):
+        file = f"kernels/{variant.name}.sm_90.cubin"
+        (tmp_path / file).write_bytes(codes[variant.num_warps, variant.num_stages])
+        compiled.append(replace(variant, binaries={"sm_90": replace(binary("sm_90"), file=file)}))
+    assert [(x.num_warps, x.num_stages) for x in distinct(own, compiled, tmp_path)] == [(2, 1), (8, 1)]
+    assert len(distinct(replace(own, binaries={}), compiled, tmp_path)) == 3
 
 
 def test_a_variant_must_win_by_more_than_noise() -> None:

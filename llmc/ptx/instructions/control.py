@@ -96,9 +96,10 @@ def build_indexed_branch(operands: Operands, modifiers: Modifiers, kernel: Kerne
     modifiers.finish()
     operands.count(2)
     table = operands.given[1]
-    if not isinstance(table, Symbol) or table.name not in kernel.branch_tables:
+    labels = kernel.branch_tables.get(table.name) if isinstance(table, Symbol) else None
+    if labels is None or not kernel.labels.keys() >= set(labels):
         raise operands.refused(table)
-    destinations = [kernel.labels[name] for name in kernel.branch_tables[table.name]]
+    destinations = [kernel.labels[name] for name in labels]
     read = operands.reader(0, U32)
     at = operands.instruction
 

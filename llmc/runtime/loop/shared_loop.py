@@ -48,6 +48,8 @@ class SharedLoop:
         self._wishes: deque[Callable[[], None]] = deque()
         self._waiters: list[_Waiter] = []
         self._refusal: Callable[[], LlmcError] | None = None if obstacle is None else lambda: obstacle
+        # The refusal of all callers but the one that has claimed the loop.
+        self._claim: Callable[[], RequestError] | None = None
         self._is_closed = False
 
     @contextmanager
@@ -74,8 +76,8 @@ class SharedLoop:
         Returns whether it was open. Raises RequestError while the loop is claimed.
         """
         self._check_outside()
-        if self._refusal is _claimed:
-            raise _claimed()
+        if self._claim is not None:
+            raise self._claim()
         if self._is_closed:
             return False
         self._is_closed = True
@@ -84,15 +86,18 @@ class SharedLoop:
             self._wake_all()
         return True
 
-    def claim(self) -> StepLoop:
-        """Take the loop, to step it alone until `unclaim`. Raises RequestError if it is in use, or closed."""
+    def claim(self, refusal: Callable[[], RequestError] | None = None) -> StepLoop:
+        """Take the loop, to step it alone until `unclaim`. Raises RequestError if it is in use, or closed.
+
+        refusal: The error that others get meanwhile; the default says that the loop belongs to an AsyncEngine.
+        """
         self._check_outside()
         with self._turn:
             self._check(self.loop)
             self._grant()
             if not self.loop.scheduler.idle:
                 raise RequestError("the engine has requests in flight", fix="wait until they finish, and close streams")
-            self._refusal = _claimed
+            self._refusal = self._claim = refusal or _claimed
             self._wake_all()
             return self.loop
 
@@ -104,8 +109,8 @@ class SharedLoop:
 
     def unclaim(self) -> None:
         """The loop may be shared again. If it is not claimed, nothing happens."""
-        if self._refusal is _claimed:
-            self._refusal = None
+        if self._claim is not None:
+            self._refusal = self._claim = None
 
     def _until(self, loop: StepLoop, ready: Ready) -> None:
         self._check_outside()

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from llmc.codegen.triton.lowering import lower_device
+from llmc.errors import RequestError
 from llmc.options import parse_options
 from llmc.program import Program, StepOutput
 from llmc.runtime.device.decode_inputs import request_buckets
@@ -217,7 +218,13 @@ def test_an_engine_warms_up_alone_and_tells(made: tuple[CudaExecutor, FakeDriver
     loop = StepLoop(executor, program().limits, BLOCKS, program=program())
     engine: Any = SimpleNamespace(_executor=executor, _shared=SharedLoop(loop))
     told: list[tuple[int, int]] = []
-    Engine.warm_up(engine, progress=lambda done, total: told.append((done, total)))
+
+    def note(done: int, total: int) -> None:
+        told.append((done, total))
+        with pytest.raises(RequestError, match="captures graphs"), engine._shared.serving([]):
+            pass
+
+    Engine.warm_up(engine, progress=note)
     assert told[-1][0] == told[-1][1] == len(told)
     engine._shared.claim()  # It is free again.
     other: Any = SimpleNamespace(_executor=object())

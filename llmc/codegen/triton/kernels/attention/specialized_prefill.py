@@ -88,7 +88,10 @@ def specialized_prefill_kernel(
     v_tiles = gl.allocate_shared_memory(dtype, [STAGES, KEY_TILE, VALUE_DIM], V_TILE)
     k_ring = (k_tiles, _barriers(STAGES, 1), _barriers(STAGES, 2))
     v_ring = (v_tiles, _barriers(STAGES, 1), _barriers(STAGES, 2))
-    turns = _barriers(2, 1)
+    # Triton 3.6 would put unused barriers where the arguments of the other warps are.
+    turns = k_ring[1]
+    if ALTERNATE:
+        turns = _barriers(2, 1)
     table_ptr = block_tables_ptr + request.to(gl.int64) * max_blocks
     keys = (start, end, first_key)
     rows = (first_row, first_query, queries, context)
