@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from llmc.codegen.triton.dependent_launch import FIRST_ARCH, waits_for_launch_before, with_dependent_launch
+from llmc.codegen.triton.ordered_descriptors import with_ordered_descriptors
 from llmc.codegen.triton.portable_ptx import portable_ptx
 from llmc.files.storage_error import NO_ROOM
 from llmc.processes.lifeline import end_with
@@ -131,11 +132,11 @@ def line_table_of_ptx() -> Iterator[None]:
 
 @contextmanager
 def dependent_launches() -> Iterator[None]:
-    """Have Triton assemble PTX with the instructions of dependent_launch.py."""
+    """Have Triton assemble PTX with the instructions of dependent_launch.py and ordered_descriptors.py."""
     from triton.backends.nvidia.compiler import CUDABackend
 
     make_ptx = CUDABackend.make_ptx
-    CUDABackend.make_ptx = lambda *arguments: with_dependent_launch(make_ptx(*arguments))
+    CUDABackend.make_ptx = lambda *arguments: with_dependent_launch(with_ordered_descriptors(make_ptx(*arguments)))
     try:
         yield
     finally:

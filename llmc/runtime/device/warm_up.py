@@ -27,8 +27,8 @@ class WarmUpStep(NamedTuple):
 def warm_up_steps(
     program: Program, scratch_blocks: Sequence[int], scratch_slot: int, prompts: PromptSizes | None, limit: int
 ) -> list[WarmUpStep]:
-    """A step for each bucket of decodes and of prompts with the narrowest block tables, for each way of choosing tokens
-    that the program has.
+    """A step for each bucket of decodes, and of prompts that one request can have, with the narrowest block tables, for
+    each way of choosing tokens that the program has.
 
     Args:
         program: A program of one rank.
@@ -62,7 +62,8 @@ def _sizes(limits: Limits, prompts: PromptSizes | None) -> Iterator[tuple[int, i
     for requests in request_buckets(limits):
         yield requests, requests
     for tokens in () if prompts is None else prompts.tokens:
-        yield tokens, 1
+        if tokens <= limits.max_model_len:
+            yield tokens, 1
 
 
 def _scratch_step(program: Program, tokens: int, requests: int, blocks: Sequence[int], slot: int) -> Step:

@@ -175,7 +175,8 @@ def test_the_warm_up_captures_every_bucket_in_memory_of_the_padding(made: tuple[
     executor, driver = made
     assert isinstance(executor, WarmingExecutor)
     sizes = prompt_sizes(program(), TARGET)
-    per_way = len(request_buckets(program().limits)) + len(sizes.tokens)
+    of_one_request = [tokens for tokens in sizes.tokens if tokens <= program().limits.max_model_len]
+    per_way = len(request_buckets(program().limits)) + len(of_one_request)
     told = list(executor.warm_up())
     assert told[0] == (0, 3 * per_way) and told[-1] == (3 * per_way, 3 * per_way)
     assert len(executor._graphs) == driver.replays == 3 * per_way
@@ -200,6 +201,9 @@ def test_steps_of_the_warm_up_have_no_place_of_a_request() -> None:
                 assert (values // 16 == blocks[group]).all()
         assert step.query_starts[-1] == len(step.input_ids)
     assert len(warm_up_steps(program(), blocks, 33, sizes, limit=5)) == 5
+    short = replace(program(), limits=replace(program().limits, max_model_len=39))
+    longest = {len(step.input_ids) for step, *_ in warm_up_steps(short, blocks, 33, sizes, limit=99)}
+    assert 16 in longest and 40 not in longest, "no request has so many tokens"
     assert not warm_up_steps(replace(program(), caches=()), blocks, 33, sizes, limit=5)
 
 

@@ -92,6 +92,8 @@ def specialized_prefill_kernel(
     turns = k_ring[1]
     if ALTERNATE:
         turns = _barriers(2, 1)
+    # Copies arrive at the barriers by the asynchronous proxy, which must see them initialized.
+    fence_async_shared()
     table_ptr = block_tables_ptr + request.to(gl.int64) * max_blocks
     keys = (start, end, first_key)
     rows = (first_row, first_query, queries, context)
