@@ -115,24 +115,24 @@ def overview(directory: EngineDirectory) -> FittingTable:
 def kernel_costs(directory: EngineDirectory, context: int) -> FittingTable:
     """Launches, bytes and operations of each kernel in a decode step of one request."""
     from llmc.prediction.cost_expression import evaluate_expression
+    from llmc.prediction.step_launches import step_launches
+    from llmc.prediction.step_shape import StepShape
 
-    step = {"T": 1, "L": 1, "R": 1, "C": context, "A": context}
+    launches, step = directory.whole_program.launches, StepShape.decode(requests=1, context=context)
     totals: dict[str, list[float]] = defaultdict(lambda: [0, 0.0, 0.0])
-    for launch in directory.whole_program.launches:
-        if not launch.runs(tokens=1, logit_rows=1):
-            continue
-        total = totals[launch.kernel]
+    for index, parts in step_launches(launches, step):
+        total = totals[launches[index].kernel]
         total[0] += 1
-        total[1] += evaluate_expression(launch.bytes_moved, step)
-        total[2] += evaluate_expression(launch.flops, step)
+        total[1] += sum(evaluate_expression(launches[part].bytes_moved, step.values()) for part in parts)
+        total[2] += sum(evaluate_expression(launches[part].flops, step.values()) for part in parts)
     columns = (Column("kernel"), *numeric(("launches", 1), "bytes", ("share", 2), ("FLOPs", 3)))
     table = FittingTable(f"kernels of a decode step, one request at context {context}", columns)
     whole = sum(total[1] for total in totals.values())
     for name, (count, moved, flops) in sorted(totals.items(), key=lambda item: -item[1][1]):
         table.add_row(name, str(count), in_bytes(moved), f"{moved / whole:.1%}", f"{flops:.3g}")
     table.add_section()
-    launches = sum(int(total[0]) for total in totals.values())
-    table.add_row("all", str(launches), in_bytes(whole), "100%", f"{sum(t[2] for t in totals.values()):.3g}")
+    count = sum(int(total[0]) for total in totals.values())
+    table.add_row("all", str(count), in_bytes(whole), "100%", f"{sum(t[2] for t in totals.values()):.3g}")
     return table
 
 

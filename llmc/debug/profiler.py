@@ -5,7 +5,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from llmc.plural import counted
 from llmc.prediction.launch_cost import launch_costs
 from llmc.prediction.launch_time import predict_launch
 from llmc.prediction.rates import Rates
+from llmc.prediction.step_launches import step_launches
 from llmc.prediction.step_shape import StepShape
 from llmc.program import Limits
 from llmc.report.profile import PROFILE_VERSION, LaunchProfile, Profile, StepProfile
@@ -177,9 +178,14 @@ class Profiler:
             whole.append(time.perf_counter() - start)
         middle = runs[whole.index(statistics.median_low(whole))]
         program, launches = self._directory.program, []
+        parts_of, without_start = dict(step_launches(program.launches, shape)), replace(rates, launch=0.0)
         for i, time_of in enumerate(middle):
             seconds = self._typical([run[i].seconds for run in runs])
-            predicted = predict_launch(self._costs[time_of.launch], shape, rates)
+            own = time_of.launch
+            predicted = sum(
+                predict_launch(self._costs[part], shape, rates if part == own else without_start)
+                for part in parts_of.get(own, (own,))
+            )
             launches.append(
                 LaunchProfile(
                     time_of.launch, program.launches[time_of.launch].kernel, time_of.start, seconds, predicted

@@ -9,10 +9,10 @@ from llmc.prediction.collectives import collective_seconds, is_collective
 from llmc.prediction.cost_expression import evaluate_expression
 from llmc.prediction.hand_over import hand_over_seconds
 from llmc.prediction.launch_seconds import launch_seconds
+from llmc.prediction.step_launches import step_launches
 from llmc.prediction.step_shape import StepShape
 from llmc.program import Launch, Limits, Program, StepOutput
 from llmc.program.joined_program import HAND_OVER
-from llmc.program.launch_grid import evaluate_grid
 from llmc.targets import GpuTarget
 
 
@@ -70,20 +70,15 @@ def predict_prefill(program: Program, target: GpuTarget, tokens: int) -> StepPre
 def _predict(program: Program, target: GpuTarget, step: StepShape, what: str) -> StepPrediction:
     """The roofline of a greedy step, launch by launch."""
     seconds, moved, launches = defaultdict[str, float](float), defaultdict[str, float](float), Counter[str]()
-    values, flops, carried = step.values(), 0.0, list[Launch]()
-    for launch in program.launches:
-        if not launch.runs(tokens=step.tokens, logit_rows=step.logit_rows, wanted=StepOutput.BEST):
-            continue
-        carried.append(launch)
-        if is_empty(launch, step):
-            continue  # Its node's work is done by one of the launches that follow.
-        launches[launch.kernel] += 1
-        for part in carried:
-            start = target.launch if part is not launch else 0.0
-            seconds[launch.kernel] += _seconds(part, step, target, program) - start
-            moved[launch.kernel] += evaluate_expression(part.bytes_moved, values)
+    values, flops = step.values(), 0.0
+    for index, parts in step_launches(program.launches, step, StepOutput.BEST):
+        kernel = program.launches[index].kernel
+        launches[kernel] += 1
+        for each in parts:
+            part, start = program.launches[each], target.launch if each != index else 0.0
+            seconds[kernel] += _seconds(part, step, target, program) - start
+            moved[kernel] += evaluate_expression(part.bytes_moved, values)
             flops += evaluate_expression(part.flops, values)
-        carried.clear()
     total, transferred = sum(seconds.values()), sum(moved.values())
     return StepPrediction(
         target=target.name,
@@ -107,9 +102,3 @@ def _seconds(launch: Launch, step: StepShape, target: GpuTarget, program: Progra
     if is_collective(launch):
         return target.launch + collective_seconds(launch, step, ranks, target.links.of(program.layout.ranks))
     return launch_seconds(launch, step, target, program.limits)
-
-
-def is_empty(launch: Launch, step: StepShape) -> bool:
-    """Whether the step has no program of the launch."""
-    counts = {"T": step.tokens, "L": step.logit_rows, "R": step.requests, "max_blocks": 1}
-    return any(evaluate_grid(text, counts) <= 0 for text in launch.grid)

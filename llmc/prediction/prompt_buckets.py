@@ -1,6 +1,6 @@
 """The numbers of tokens, and of logit rows, that steps with prompts are padded to so that CUDA graphs can run them."""
 
-from llmc.prediction.device_step import is_empty
+from llmc.prediction.step_launches import is_empty
 from llmc.prediction.step_price import StepPrice, gpu_price
 from llmc.prediction.step_shape import StepShape
 from llmc.program import Program, RowCount

@@ -8,11 +8,11 @@ from operator import attrgetter
 
 from llmc.prediction.collectives import ALL_REDUCE, collective_seconds, is_collective
 from llmc.prediction.cost_expression import evaluate_expression
-from llmc.prediction.device_step import is_empty
 from llmc.prediction.launch_cost import launch_cost
 from llmc.prediction.launch_seconds import launch_seconds
 from llmc.prediction.launch_time import predict_launch
 from llmc.prediction.rates import Rates
+from llmc.prediction.step_launches import is_empty
 from llmc.prediction.step_shape import StepShape
 from llmc.program import Launch, Limits, StepOutput
 from llmc.program.rank_memory import PLACE_BYTES

@@ -19,6 +19,7 @@ from llmc.options import BuildOptions
 from llmc.passes.runner import PipelineResult
 from llmc.plural import counted
 from llmc.prediction.cost_expression import evaluate_expression
+from llmc.prediction.step_launches import step_launches
 from llmc.prediction.step_shape import StepShape
 from llmc.program import DeviceBinary, Program, state_bytes
 from llmc.targets import Target
@@ -90,7 +91,7 @@ def build_report(
         path=path,
         target=target,
         passes=result.records,
-        kernels=Counter(launch.kernel for launch in program.launches if launch.runs(tokens=1, logit_rows=1)),
+        kernels=Counter(program.launches[i].kernel for i, _ in step_launches(program.launches, StepShape.decode(1, 1))),
         binaries={kernel.name: kernel.binaries for kernel in program.launched_kernels()},
         engine_bytes=sum(record.bytes for record in manifest.files.values()),
         weight_bytes=manifest.memory["weights"],
