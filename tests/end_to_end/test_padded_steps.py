@@ -16,6 +16,7 @@ from llmc import SamplingParams
 from llmc.engine_format.engine_kinds import ExecutorName
 from llmc.program import Program
 from llmc.runtime.engine import Engine
+from llmc.runtime.executors.ptx import PtxExecutor
 from llmc.runtime.speculation import opening
 from tests.adapters.directories import llama_adapter
 from tests.medusa_heads import medusa_1
@@ -60,7 +61,8 @@ def compare(path: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -> Padd
     """Compare the answers. Returns the executor of the padded steps."""
     with llmc.load(path, executor=EXECUTED, **options) as engine:
         wanted = answers(engine)
-        assert uses_no_library(engine.loop.executor.program)  # type: ignore[attr-defined]
+        executor = engine.loop.executor
+        assert isinstance(executor, PtxExecutor) and uses_no_library(executor.program)
     made = pad_steps(monkeypatch)
     with llmc.load(path, executor=EXECUTED, **options) as engine:
         got = answers(engine)

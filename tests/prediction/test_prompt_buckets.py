@@ -21,7 +21,7 @@ TARGET = gpu_target("h100")
 
 
 def of_cost(flops: str, only: RowRange | None = None) -> Program:
-    """A program of one launch that takes so many operations."""
+    """A program of one launch with this number of operations."""
     program = device_program.program("sm_90")
     limits = replace(program.limits, max_batch_tokens=2048)
     launches = tuple(replace(launch, flops=flops, only=only) for launch in program.launches)

@@ -56,7 +56,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> tuple[CudaExecutor, FakeDriver]:
 
 
 def mixed(chunks: list[int], decoding: list[int]) -> Step:
-    """Decodes with these contexts, then chunks of so many tokens after 16 earlier ones each, which need a row each."""
+    """Decodes with these contexts, then chunks of these lengths after 16 earlier tokens. Each request needs one row."""
     lens = np.array([*decoding, *(16 + count for count in chunks)], np.int32)
     counts = [1] * len(decoding) + chunks
     starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)

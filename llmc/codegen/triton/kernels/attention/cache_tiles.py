@@ -50,9 +50,7 @@ def copy_tiles(
         )  # fmt: skip
     # Only the last block can have rows that nothing was written to: they do not exist for its own descriptor.
     tile = start + last * KEY_TILE
-    whole = end
-    if context // BLOCK_SIZE * BLOCK_SIZE < end:
-        whole = context // BLOCK_SIZE * BLOCK_SIZE
+    whole = gl.minimum(end, context // BLOCK_SIZE * BLOCK_SIZE)
     _copy_tile(
         k_rows, k_ring, last, tile, whole, keys, table_ptr, kv_head,
         KV_HEADS, HEAD_DIM, BLOCK_SIZE, KEY_TILE, STAGES,

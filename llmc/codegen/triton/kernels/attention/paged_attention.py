@@ -130,7 +130,7 @@ def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
     tokens = call.count("q")
 
     def grid(row_tile: int) -> tuple[str, str]:
-        # Any request's tiles find a place in cdiv(T, tile) + R; with T = R there is no request with two tokens.
+        # Each request rounds its tiles up, so cdiv(T, tile) + R are enough. If T = R, every request has one token.
         return str(heads // group), f"min(cdiv({tokens}, {row_tile // group}) + R, ({tokens} - R) * {_MAX_GRID})"
 
     def prefill(tile: Tile, trees: bool, then: tuple[DeviceLaunch, ...]) -> DeviceLaunch:
